@@ -1,0 +1,1 @@
+"""Device code: knows arrays, never the words "layer" or "request"."""
