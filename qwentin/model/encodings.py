@@ -1,0 +1,160 @@
+"""The ways a checkpoint stores a tensor, and how each becomes float32.
+
+A tensor `x.weight` lies in one or several parts: `x.weight` itself and companions such as `x.weight_scale_inv`. Which
+parts are there decides the encoding, tensor by tensor; no list in config.json is consulted.
+
+    encoding             parts                                                   value
+    plain                weight: BF16, F16 or F32                                the number itself
+    fp8-block            weight: F8_E4M3; weight_scale_inv [N/128, K/128]        code * scale
+    nvfp4-tensors        weight_packed, weight_scale, weight_global_scale        code * scale / global
+    nvfp4-modelopt       weight: U8, weight_scale, weight_scale_2                code * scale * global
+"""
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from .. import numerics
+from ..errors import CheckpointError
+from .safetensor import Shard
+
+FP8_BLOCK = 128                                         # rows and columns under one scale of the official FP8 release
+FLOATS = ("BF16", "F16", "F32")
+VIEWS = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}     # the rest is looked at as bytes
+
+
+class Part(NamedTuple):
+    """One stored array: the tensor `key` of the file `shard`."""
+    shard: Shard
+    key: str
+
+    @property
+    def dtype(self) -> str:
+        return self.shard.entries[self.key].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.shard.entries[self.key].shape
+
+    @property
+    def nbytes(self) -> int:
+        entry = self.shard.entries[self.key]
+        return entry.stop - entry.start
+
+    def array(self) -> np.ndarray:
+        """A read-only view of the file: f32 or f16 as they are, BF16 as u16, everything else as u8."""
+        return self.shard.data(self.key).view(VIEWS.get(self.dtype, np.uint8)).reshape(self.shape)
+
+    def floats(self, start=0, stop=None) -> np.ndarray:
+        """Rows [start, stop) of a BF16, F16 or F32 array as f32."""
+        rows = self.array()[start:stop] if self.shape else self.array()
+        return numerics.decode_bf16(rows) if self.dtype == "BF16" else rows.astype(np.float32)
+
+    def fault(self, what: str) -> CheckpointError:
+        return CheckpointError(f"tensor {self.key} in {self.shard.path} {what}.")
+
+    def demand(self, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
+        """Raise unless the part has one of these dtypes and this shape."""
+        if self.dtype not in dtypes:
+            raise self.fault(f"has dtype {self.dtype}; {' or '.join(dtypes)} was wanted")
+        if self.shape != shape:
+            raise self.fault(f"has shape {list(self.shape)}; {list(shape)} was wanted")
+
+
+class Plain:
+    """Floats, one an element."""
+    name = "plain"
+    needs = frozenset({"weight"})
+    ignores = frozenset()
+    row_step = 1                                        # `rows` may start at a multiple of this
+
+    def check(self, parts: dict, shape: tuple) -> None:
+        """Raise CheckpointError unless `parts` hold a tensor of `shape`; looks at headers only."""
+        part = parts["weight"]
+        if part.dtype == "F8_E4M3":
+            raise part.fault(f"is F8_E4M3 but has no scale: {part.key}_scale_inv is missing")
+        part.demand(FLOATS, shape)
+
+    def rows(self, parts: dict, start: int, stop: int) -> np.ndarray:
+        """f32 rows [start, stop) along the first axis."""
+        return parts["weight"].floats(start, stop)
+
+
+class BlockFP8:
+    """The official FP8 release: e4m3 codes, one scale for each 128x128 block; blocks at the far edges may be short."""
+    name = "fp8-block"
+    needs = frozenset({"weight", "weight_scale_inv"})
+    ignores = frozenset()
+    row_step = FP8_BLOCK
+
+    def check(self, parts, shape):
+        parts["weight"].demand(("F8_E4M3",), shape)
+        if len(shape) != 2:
+            raise parts["weight"].fault(f"has shape {list(shape)}; only matrices can be FP8")
+        parts["weight_scale_inv"].demand(FLOATS, tuple(-(-n // FP8_BLOCK) for n in shape))
+
+    def rows(self, parts, start, stop):
+        scale = parts["weight_scale_inv"].floats(start // FP8_BLOCK, -(-stop // FP8_BLOCK))
+        return numerics.decode_fp8_blocks(parts["weight"].array()[start:stop], scale, (FP8_BLOCK, FP8_BLOCK))
+
+
+@dataclass(frozen=True)
+class NVFP4:
+    """e2m1 codes two a byte, an e4m3 scale for 16 inputs, a float for the tensor; activations' scales are not used."""
+    name: str
+    convention: str                                     # of numerics.decode_nvfp4
+    codes: str                                          # the part with the codes
+    tensor_scale: str                                   # the part with the float
+    ignores: frozenset
+    row_step = 1
+
+    @property
+    def needs(self):
+        return frozenset({self.codes, "weight_scale", self.tensor_scale})
+
+    def check(self, parts, shape):
+        codes = parts[self.codes]
+        if len(shape) != 2 or shape[1] % 16:
+            raise codes.fault(f"has shape {list(shape)}; NVFP4 wants a matrix with a multiple of 16 columns")
+        codes.demand(("U8",), (shape[0], shape[1] // 2))
+        parts["weight_scale"].demand(("F8_E4M3",), (shape[0], shape[1] // 16))
+        scale = parts[self.tensor_scale]
+        scale.demand(("F32",), () if scale.shape == () else (1,))
+
+    def rows(self, parts, start, stop):
+        scale = parts[self.tensor_scale]
+        factor = float(scale.floats().reshape(()))
+        if not (np.isfinite(factor) and factor > 0):
+            raise scale.fault(f"is {factor}; a positive number was wanted")
+        return numerics.decode_nvfp4(parts[self.codes].array()[start:stop],
+                                     parts["weight_scale"].array()[start:stop], factor, self.convention)
+
+
+ENCODINGS = (
+    Plain(), BlockFP8(),
+    NVFP4("nvfp4-tensors", "compressed-tensors", "weight_packed", "weight_global_scale",
+          frozenset({"input_global_scale"})),
+    NVFP4("nvfp4-modelopt", "modelopt", "weight", "weight_scale_2", frozenset({"input_scale"})),
+)
+COMPANIONS = frozenset().union(*(e.needs | e.ignores for e in ENCODINGS)) - {"weight"}
+
+
+def owner(name: str) -> tuple[str, str]:
+    """(tensor, part) that a stored name stands for: x.weight_scale -> (x.weight, weight_scale)."""
+    stem, _, last = name.rpartition(".")
+    return (f"{stem}.weight", last) if last in COMPANIONS else (name, "weight")
+
+
+def choose(parts: dict):
+    """The encoding whose parts these are; CheckpointError naming what is missing or unknown."""
+    have = frozenset(parts)
+    for encoding in ENCODINGS:
+        if encoding.needs <= have <= encoding.needs | encoding.ignores:
+            return encoding
+    part = next(iter(parts.values()))
+    near = [e for e in ENCODINGS if have & e.needs - {"weight"} and have <= e.needs | e.ignores]
+    if near:
+        stem = part.key.rpartition(".")[0]
+        missing = ", ".join(f"{stem}.{m}" for m in sorted(near[0].needs - have))
+        raise part.fault(f"is stored as {near[0].name} but {missing} is missing")
+    raise part.fault(f"comes with the parts {', '.join(sorted(have))}, which no known encoding has")
