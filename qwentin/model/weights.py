@@ -199,7 +199,7 @@ def group(stored: dict[str, Part]) -> tuple[dict[str, dict[str, Part]], list]:
 
 
 def drop_unused(extra: list[str], config: ModelConfig, directory: Path) -> list[str]:
-    """`extra` without the tensors that checkpoints carry though their config.json has no use for them; the log says so."""
+    """`extra` without what checkpoints carry though their config.json has no use for it; the log says so."""
     if config.tie_word_embeddings and "lm_head.weight" in extra:
         log.warning("%s: lm_head.weight is ignored: config.json ties the head to the embedding.", directory)
         extra = [name for name in extra if name != "lm_head.weight"]
