@@ -1,0 +1,253 @@
+"""From a Python function to machine code: numba makes PTX, nvJitLink a cubin, the disk keeps both.
+
+    @kernel(threads=256)                        u64 addresses, u32 and f32 scalars: nothing else crosses a launch
+    def scale(x: u64, out: u64, n: u32, factor: f32): ...
+
+    scale.ptx("sm_90a")                         text, what the emulator runs
+    scale.cubin("sm_120a").registers            machine code and what it takes
+
+Nothing here needs a GPU or a driver; `device.Stream.launch` loads and runs the cubin where there is one. numba is the
+compiler only. Functions a kernel calls carry `@device` (inlined). CUDA sources can be linked in (`nvrtc.py` says when).
+"""
+import ast
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import os
+import re
+import threading
+import types as python_types
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from cuda.bindings import nvjitlink
+from numba import cuda
+from numba.cuda import dispatcher
+from numba.cuda import types as numba_types
+
+from . import nvrtc
+from .unroll import unroll
+
+u32, u64, f32 = numba_types.uint32, numba_types.uint64, numba_types.float32
+SCALARS = (u32, u64, f32)                             # the kernel ABI
+CHIPS = ("sm_90a", "sm_120a")                         # H200 and RTX 5090: what the tests compile for
+VERSIONED = ("numba-cuda", "numba", "llvmlite", "nvidia-nvvm", "nvidia-cuda-nvrtc")
+ONE_COMPILE = threading.Lock()                        # numba's device query is patched while it compiles
+
+
+class BuildError(RuntimeError):
+    """A kernel does not assemble; carries the assembler's own words."""
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """Machine code for one chip, and what the assembler reported about it."""
+    code: bytes
+    registers: int        # a thread
+    stack: int            # bytes a thread: local memory, 0 unless something could not stay in registers
+    spills: int           # bytes stored and loaded because registers ran out
+    shared: int           # static shared memory, bytes a block
+    log: str
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A device program: launched by `device.Stream`, executed by the emulator, disassembled by `lab`."""
+    name: str
+    function: python_types.FunctionType
+    signature: tuple                  # u64, u32 or f32 for each argument
+    threads: int                      # a block
+    shared: int                       # dynamic shared memory, bytes a block
+    min_blocks: int                   # blocks an SM must be able to hold: bounds the registers
+    sources: tuple[str, ...]          # CUDA C++ linked in
+
+    def ptx(self, chip):
+        """PTX text for a chip such as "sm_90a"."""
+        return ptx_of(self, chip)
+
+    def cubin(self, chip):
+        """Machine code for a chip, with its registers, stack and spills."""
+        return cubin_of(self, chip)
+
+
+def kernel(threads, shared=0, min_blocks=1, sources=()):
+    """Decorator: an annotated function becomes a `Kernel`, static loops unrolled."""
+    def decorate(function):
+        signature = tuple(function.__annotations__.get(name) for name in inspect.signature(function).parameters)
+        for name, kind in zip(inspect.signature(function).parameters, signature):
+            if kind not in SCALARS:
+                raise TypeError(f"{function.__name__}: argument {name} must be annotated u64, u32 or f32, not {kind}")
+        return Kernel(function.__name__, unroll(function), signature, threads, shared, min_blocks, tuple(sources))
+    return decorate
+
+
+def device(function):
+    """Decorator: a function that kernels call; unrolled like one, always inlined."""
+    return cuda.jit(device=True, forceinline=True)(unroll(function))
+
+
+# ------------------------------------------------------------------------------------------------ compiling
+def capability(chip):
+    """(9, 0, "a") for "sm_90a": numba's way to name a chip."""
+    match = re.fullmatch(r"sm_(\d+)(\d)([af]?)", chip)
+    if not match:
+        raise ValueError(f"a chip is named like 'sm_90a', got {chip!r}")
+    major, minor, suffix = match.groups()
+    return (int(major), int(minor), suffix) if suffix else (int(major), int(minor))
+
+
+@contextlib.contextmanager
+def headless(cc):
+    """numba asks the current device what to compile a device function for; answer for it, so no driver is needed."""
+    stub = python_types.SimpleNamespace(compute_capability=cc)
+    with ONE_COMPILE, mock.patch.object(dispatcher, "get_current_device", lambda: stub):
+        yield
+
+
+def compiled(kernel, chip, output):
+    """numba's output for a kernel: "ptx" text or "ltoir" bytes."""
+    cc = capability(chip)
+    with headless(cc):
+        code, _ = cuda.compile(kernel.function, numba_types.void(*kernel.signature), device=False, abi="numba",
+                               lineinfo=True, cc=cc, output=output, launch_bounds=(kernel.threads, kernel.min_blocks))
+    return code
+
+
+@functools.cache
+def ptx_of(kernel, chip):
+    """PTX of a kernel, from the disk if it was made before."""
+    def make():
+        if kernel.sources:
+            return tidy(link(chip, lto_inputs(kernel, chip), ptx=True)[0].decode(), kernel.name).encode()
+        return tidy(compiled(kernel, chip, "ptx"), kernel.name).encode()
+    return kept(stem(kernel, chip) + ".ptx", make).decode()
+
+
+def tidy(ptx, name):
+    """The text with the kernel's own name in place of numba's mangled one, which counts compilations."""
+    ptx = re.sub(r"^\.common \.global [^;]*NumbaEnv[^;]*;\n", "", ptx, flags=re.MULTILINE)
+    return ptx.replace(re.search(r"\.entry\s+([\w$]+)", ptx).group(1), name)
+
+
+@functools.cache
+def cubin_of(kernel, chip):
+    """Machine code of a kernel, from the disk if it was made before."""
+    def make():
+        code, log = link(chip, [("PTX", ptx_of(kernel, chip).encode())])
+        return code + log.encode() + len(log).to_bytes(4, "little")
+    blob = kept(stem(kernel, chip) + ".cubin", make)
+    size = int.from_bytes(blob[-4:], "little")
+    return reported(blob[:-4 - size], blob[-4 - size:-4].decode())
+
+
+def lto_inputs(kernel, chip):
+    """What is linked when CUDA sources take part: numba's LTO-IR and NVRTC's."""
+    return [("LTOIR", compiled(kernel, chip, "ltoir"))] + [("LTOIR", nvrtc.ltoir(s, chip)) for s in kernel.sources]
+
+
+def reported(code, log):
+    """A Cubin with the numbers in the assembler's log."""
+    def numbers(pattern):
+        return [int(n) for n in re.findall(pattern, log)] or [0]
+    return Cubin(code, max(numbers(r"Used (\d+) registers")), sum(numbers(r"(\d+) bytes stack frame")),
+                 sum(numbers(r"(\d+) bytes spill")), max(numbers(r"(\d+) bytes smem")), log)
+
+
+def link(chip, inputs, ptx=False):
+    """nvJitLink over [(kind, bytes)]: (cubin or PTX bytes, info log). Kinds are PTX and LTOIR."""
+    lto = ["-lto"] if any(kind == "LTOIR" for kind, _ in inputs) else []
+    options = [f"-arch={chip}", "-O3", "-lineinfo", "-verbose", "-Xptxas=-v", *lto, *(["-ptx"] if ptx else [])]
+    handle = nvjitlink.create(len(options), options)
+    try:
+        for kind, data in inputs:
+            nvjitlink.add_data(handle, getattr(nvjitlink.InputType, kind), data, len(data), kind)
+        nvjitlink.complete(handle)
+        kind = "ptx" if ptx else "cubin"
+        code = bytearray(getattr(nvjitlink, f"get_linked_{kind}_size")(handle))
+        getattr(nvjitlink, f"get_linked_{kind}")(handle, code)
+        return bytes(code).rstrip(b"\0") if ptx else bytes(code), log_of(handle, "info")
+    except nvjitlink.nvJitLinkError as error:
+        raise BuildError(f"{chip}: {log_of(handle, 'error').strip() or error}") from None
+    finally:
+        nvjitlink.destroy(handle)
+
+
+def log_of(handle, kind):
+    """The linker's "info" or "error" text."""
+    text = bytearray(getattr(nvjitlink, f"get_{kind}_log_size")(handle))
+    if text:
+        getattr(nvjitlink, f"get_{kind}_log")(handle, text)
+    return bytes(text).rstrip(b"\0").decode()
+
+
+# ------------------------------------------------------------------------------------------------ the disk cache
+def cache_folder():
+    """Where compiled kernels are kept; safe to delete at any time."""
+    return Path.home() / ".cache" / "qwentin" / "kernels"
+
+
+def kept(name, make):
+    """The bytes of a cache file, made and stored if it is not there; a folder that cannot be written is no error."""
+    path = cache_folder() / name
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    data = make()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f"{name}.{os.getpid()}.{threading.get_ident()}")
+        draft.write_bytes(data)
+        draft.replace(path)
+    return data
+
+
+@functools.cache
+def stem(kernel, chip):
+    """A cache file's name without its ending: kernel, chip and a digest of everything the code depends on."""
+    parts = [chip, kernel.signature, kernel.threads, kernel.min_blocks, kernel.sources, versions(),
+             *fingerprint(kernel.function, set())]
+    return f"{kernel.name}-{chip}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:20]}"
+
+
+@functools.cache
+def versions():
+    """The compilers' versions, and the text of the two files that shape what they are given."""
+    found = [f"{d.metadata['Name']} {d.version}" for name in VERSIONED for d in distributions(name)]
+    shaped = [Path(__file__).with_name(name).read_text() for name in ("ptx_factory.py", "build.py")]
+    return (*found, nvjitlink.version(), *shaped)
+
+
+def distributions(name):
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        yield importlib.metadata.distribution(name)
+
+
+def fingerprint(thing, seen):
+    """Strings that change whenever the code made from `thing` may: a function's text and all it refers to."""
+    if hasattr(thing, "instruction"):
+        return [repr(thing.instruction)]
+    thing = getattr(thing, "py_func", thing)
+    if isinstance(thing, python_types.FunctionType) and hasattr(thing, "unrolled_source"):
+        if thing in seen:
+            return []
+        seen.add(thing)
+        return [thing.unrolled_source] + [part for used in references(thing) for part in fingerprint(used, seen)]
+    if isinstance(thing, (tuple, list)):
+        return [part for element in thing for part in fingerprint(element, seen)]
+    module = inspect.getmodule(thing)
+    ours = module is not None and module.__name__.startswith(__package__) and getattr(module, "__file__", None)
+    return [Path(module.__file__).read_text() if ours else repr(thing) if module is None else
+            f"{module.__name__}.{getattr(thing, '__qualname__', thing)}"]
+
+
+def references(function):
+    """The values of the outer names and dotted names (`ptx.load_x4`) in an unrolled function's text."""
+    for node in ast.walk(ast.parse(function.unrolled_source)):
+        if isinstance(node, ast.Name) and node.id in function.__globals__ \
+                and not inspect.ismodule(function.__globals__[node.id]):
+            yield function.__globals__[node.id]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) \
+                and inspect.ismodule(function.__globals__.get(node.value.id)):
+            yield getattr(function.__globals__[node.value.id], node.attr)

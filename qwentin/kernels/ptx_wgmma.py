@@ -1,0 +1,33 @@
+"""Warpgroup matrix instructions of sm_90a: 128 threads, B (and A) read from shared memory through descriptors.
+
+One m64nNk32 step of e4m3, or m64nNk16 of 16-bit types, adds to N/2 float32 accumulators a thread. The accumulators go
+in and come out as one tuple whose registers stay where they are. Order of a step:
+
+    wgmma_fence()  ->  wgmma...(acc, ...) several times  ->  wgmma_commit()  ->  wgmma_wait(n)  ->  read acc
+"""
+import functools
+
+from .ptx_factory import MEMORY, ORDERED, f32, instruction, imm, tuple_of, u32x4, u64
+
+wgmma_fence = instruction("wgmma.fence.sync.aligned;", effect=MEMORY)
+wgmma_commit = instruction("wgmma.commit_group.sync.aligned;", effect=MEMORY)
+wgmma_wait = instruction("wgmma.wait_group.sync.aligned <pending>;", inputs=dict(pending=imm), effect=MEMORY)
+K_OF = {"e4m3": 32, "e5m2": 32, "f16": 16, "bf16": 16}        # inputs along k in 32 bytes
+
+
+@functools.cache
+def wgmma(n, a_type, b_type, a_in_registers=False):
+    """The m64 x n step: `wgmma(256, "e4m3", "e4m3")` is a function (acc, a, b) -> acc for kernels.
+
+    n: 8..256 in steps of 8. acc: n/2 float32. a: u64 descriptor, or four u32 registers (rows of the warp's 16 as in
+    mma.sync's A fragment). b: u64 descriptor. 16-bit operands are K-major, as 8-bit ones always are.
+    """
+    if n not in range(8, 257, 8):
+        raise ValueError(f"wgmma takes n = 8..256 in steps of 8, got {n}")
+    sixteen = K_OF[a_type] == 16
+    transposed = "" if not sixteen else ", 0" if a_in_registers else ", 0, 0"
+    acc = tuple_of(f32, n // 2)
+    return instruction(
+        f"wgmma.mma_async.sync.aligned.m64n{n}k{K_OF[a_type]}.f32.{a_type}.{b_type} "
+        f"<d>, <a>, <b>, 1, 1, 1{transposed};",
+        dict(d=acc), dict(acc=acc, a=u32x4 if a_in_registers else u64, b=u64), effect=ORDERED, tied="acc")
