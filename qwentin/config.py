@@ -139,7 +139,6 @@ class EngineConfig:
     max_queue: int = option(256, "requests that may wait before new ones are refused with 503", low=1)
     prefill_chunk: int = option(512, "prompt tokens in one step; smaller keeps other streams smoother", low=1)
     kv_tokens: int = option(0, "KV cache size in tokens; 0 takes four context windows", low=0)
-    threads: int = option(0, "BLAS threads of the numpy tower; 0 takes the library's choice", low=0)
     keepalive_s: float = option(10.0, "seconds of silence after which a stream gets an SSE comment", low=0.05)
     shutdown_s: float = option(10.0, "seconds that SIGTERM lets running streams finish", low=0.0)
 
@@ -156,6 +155,20 @@ class EngineConfig:
     def model_name(self) -> str:
         name = Path(self.model).resolve().name
         return self.served_model_name or ("qwentin-nano" if Path(self.model) == nano.DIRECTORY else name)
+
+    def context_window(self, model: ModelConfig) -> int:
+        """Tokens of one sequence, prompt and completion together."""
+        if self.max_model_len > model.max_position_embeddings:
+            raise ConfigError(f"--max-model-len is {self.max_model_len}; this checkpoint goes up to "
+                              f"{model.max_position_embeddings}.")
+        return self.max_model_len or model.max_position_embeddings
+
+    def kv_rows(self, model: ModelConfig) -> int:
+        """Token rows of the KV cache: at least one whole context, so that the oldest sequence always gets through."""
+        window = self.context_window(model)
+        if self.kv_tokens and self.kv_tokens < window:
+            raise ConfigError(f"--kv-tokens is {self.kv_tokens}; at least one context window, {window}, was wanted.")
+        return self.kv_tokens or 4 * window
 
 
 def add_options(parser: argparse.ArgumentParser, *names: str) -> None:

@@ -1,0 +1,273 @@
+"""Engine: the loop. Schedule a step, run it, sample, emit; one thread owns everything, the others leave notes for it.
+
+    submit / cancel  ->  inbox  ->  [ engine thread: read inbox, plan, tower.forward, sample, emit to sinks ]  ->  events
+
+A sink is a function of one event, called on the engine thread; it must return at once. Every accepted request ends with
+exactly one `Done`, whatever happens. Proven by tests/test_engine.py.
+"""
+import logging
+import threading
+from time import monotonic
+from typing import Callable
+
+import numpy as np
+
+from .chat_template import ChatTemplate
+from .config import EngineConfig, ModelConfig
+from .errors import ConfigError, ContextOverflow, EngineStopped, QueueFull, RequestError
+from .kvpool import KVPool, pages_for
+from .model.cpu import CpuTower
+from .model.weights import open_checkpoint
+from .request import (Delta, Done, Event, Finish, GenerateRequest, Progress, PromptScored, Token, Usage)
+from .sampler import best, check, default_sampling, log_probabilities
+from .scheduler import Plan, Scheduler
+from .sequence import Job, Sequence, Sink
+from .slots import StateSlots
+from .tokenizer import Tokenizer
+
+log = logging.getLogger("qwentin.engine")
+MOST_LOGPROBS = 20
+MOST_CHOICES = 128
+
+
+class Engine:
+    """Everything between token ids in and events out. Build with `load`, then `start`."""
+
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, tower, tokenizer: Tokenizer,
+                 chat_template: ChatTemplate, pages: int):
+        self.config, self.model_config, self.tower = config, model_config, tower
+        self.tokenizer, self.chat_template = tokenizer, chat_template
+        self.max_model_len = config.context_window(model_config)
+        self.defaults = default_sampling(config.model)
+        self.scheduler = Scheduler(KVPool(pages), StateSlots(config.max_seqs), config.prefill_chunk)
+        self.jobs: dict[str, Job] = {}
+        self.served = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
+        self.inbox: list[Callable[[], None]] = []
+        self.wake = threading.Condition()
+        self.accepted = 0                   # jobs in the inbox or in self.jobs
+        self.closing: float | None = None   # when the grace period of stop() ends
+        self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> "Engine":
+        """Open the checkpoint and build the tower: seconds to minutes. Raises ConfigError or CheckpointError."""
+        checkpoint = open_checkpoint(config.model)
+        tokenizer = Tokenizer(config.model)
+        if tokenizer.size > checkpoint.config.vocab_size:
+            raise ConfigError(f"{config.model}: the tokenizer has {tokenizer.size} ids, the model "
+                              f"{checkpoint.config.vocab_size} rows; they do not belong together.")
+        template = ChatTemplate(config.model, {n: tokenizer.special(n) for n in ("bos_token", "eos_token", "pad_token")})
+        pages = pages_for(config.kv_rows(checkpoint.config))
+        tower = CpuTower(checkpoint, pages, config.max_seqs)
+        return cls(config, checkpoint.config, tower, tokenizer, template, pages)
+
+    # ------------------------------------------------------------------ for other threads
+    def start(self) -> None:
+        self.thread.start()
+
+    def submit(self, request: GenerateRequest, sink: Sink) -> None:
+        """Queue a request, or refuse it at once: RequestError, ContextOverflow, QueueFull, EngineStopped."""
+        limit = self.admissible(request)
+        stop_ids = frozenset(self.model_config.eos_token_id) if request.stop_ids is None else request.stop_ids
+        sequences = [Sequence(request, i, self.tokenizer, stop_ids, limit) for i in range(request.n)]
+        job = Job(request, sink, sequences)
+        with self.wake:
+            if self.closing is not None or not self.thread.is_alive():
+                raise EngineStopped("the server is shutting down; send the request again later.")
+            if self.accepted >= self.config.max_queue + self.config.max_seqs:
+                raise QueueFull(self.accepted - self.config.max_seqs)
+            self.accepted += 1
+            self.inbox.append(lambda: self.enter(job))
+            self.wake.notify()
+
+    def cancel(self, request_id: str) -> None:
+        """End a request within one step; unknown ids are ignored."""
+        with self.wake:
+            self.inbox.append(lambda: self.end(request_id, "cancel"))
+            self.wake.notify()
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """Refuse new requests, give the running ones `grace_s` seconds, cancel the rest, end the thread."""
+        with self.wake:
+            self.closing = monotonic() + grace_s
+            self.wake.notify()
+        if self.thread.is_alive():
+            self.thread.join()
+
+    def status(self) -> dict:
+        """A snapshot for /health; counters may be one step old."""
+        s = self.scheduler
+        return {"device": "cpu (numpy)", "running": len(s.running), "waiting": self.accepted - len(self.jobs)
+                + len(s.waiting), "kv_pages": s.pool.total, "kv_pages_free": len(s.pool.free),
+                "state_slots": s.slots.total, "state_slots_free": len(s.slots.free), **self.served}
+
+    # ------------------------------------------------------------------ admission
+    def admissible(self, request: GenerateRequest) -> int:
+        """The most tokens a choice of `request` may generate; raises RequestError for what cannot be served."""
+        prompt, vocabulary = request.prompt, self.tokenizer.size
+        if not len(prompt):
+            raise RequestError("the prompt is empty; at least one token was wanted.", "prompt")
+        if prompt.min() < 0 or prompt.max() >= vocabulary:
+            bad = int(prompt[(prompt < 0) | (prompt >= vocabulary)][0])
+            raise RequestError(f"the prompt holds token id {bad}; ids from 0 to {vocabulary - 1} exist.", "prompt")
+        for name, value, high in (("n", request.n, MOST_CHOICES), ("logprobs", request.logprobs, MOST_LOGPROBS),
+                                  ("prompt_logprobs", request.prompt_logprobs, MOST_LOGPROBS)):
+            if value is not None and not (name == "n") <= value <= high:
+                raise RequestError(f"{name} is {value}; {int(name == 'n')} to {high} was wanted.", name)
+        if request.max_tokens is not None and request.max_tokens < (request.prompt_logprobs is None):
+            raise RequestError(f"max_tokens is {request.max_tokens}; a positive integer was wanted.", "max_tokens")
+        check(request.sampling, vocabulary)
+        room = self.max_model_len - len(prompt)
+        wanted = 1 if request.max_tokens is None else request.max_tokens
+        if wanted > room:
+            raise ContextOverflow(len(prompt), request.max_tokens, self.max_model_len)
+        return room if request.max_tokens is None else request.max_tokens
+
+    # ------------------------------------------------------------------ the engine thread
+    def run(self) -> None:
+        while self.read_inbox():
+            plan = None
+            try:
+                plan = self.scheduler.plan()
+                if plan:
+                    self.run_plan(plan)
+            except Exception as error:      # a fault in a step must not take the server along: its requests fail
+                log.exception("a step failed")
+                failed = [part.sequence.request.id for part in plan.parts] if plan else list(self.jobs)
+                for request_id in failed:
+                    self.end(request_id, "error", f"internal error: {error}")
+
+    def run_plan(self, plan: Plan) -> None:
+        for slot in self.scheduler.fresh:
+            self.tower.clear_slot(slot)
+        self.scheduler.fresh.clear()
+        for part in plan.parts:
+            clock = self.jobs[part.sequence.request.id].clock
+            clock.started = clock.started or monotonic()
+        logits = self.tower.forward(plan.step).logits
+        self.scheduler.commit(plan)
+        self.accept(plan, logits)
+
+    def read_inbox(self) -> bool:
+        """Run the notes that other threads left; sleep while there is nothing to do. False when it is time to leave."""
+        while True:
+            with self.wake:
+                while not self.inbox and not self.jobs and self.closing is None:
+                    self.wake.wait()
+                notes, self.inbox = self.inbox, []
+            for note in notes:
+                note()
+            if self.closing is not None:
+                if self.jobs and monotonic() >= self.closing:
+                    for name in list(self.jobs):
+                        self.end(name, "cancel")
+                if not self.jobs:
+                    return False
+            if self.jobs:
+                return True
+
+    def enter(self, job: Job) -> None:
+        """The first choice goes in line; the others fork from it when the prompt is read."""
+        self.jobs[job.request.id] = job
+        self.scheduler.add(job.sequences[0])
+
+    def accept(self, plan: Plan, logits: np.ndarray) -> None:
+        """Sample every sequence whose ids are all in the cache now; score prompts; emit what came of it."""
+        for part in plan.parts:
+            job = self.jobs.get(part.sequence.request.id)
+            if job is None:                 # ended earlier in this loop
+                continue
+            sequence, rows = part.sequence, logits[part.outputs]
+            if not np.isfinite(rows).all():
+                self.end(sequence.request.id, "error", "the model produced logits that are not finite")
+                continue
+            if sequence.index == 0 and part.start < sequence.prompt_tokens:
+                self.score_prompt(job, sequence, part, rows)
+                self.emit(job, Progress(min(part.start + part.count, sequence.prompt_tokens), sequence.prompt_tokens))
+            if sequence.pending:
+                continue
+            if sequence.limit == 0:
+                sequence.finished = "length"
+                self.close_choice(job, sequence)
+            else:
+                self.continue_job(job, sequence, rows[-1])
+
+    def score_prompt(self, job: Job, sequence: Sequence, part, rows) -> None:
+        """Log-probabilities of the prompt tokens that this part's rows predict; sends PromptScored with the last."""
+        count = sequence.request.prompt_logprobs
+        if count is None or sequence.scored >= sequence.prompt_tokens:
+            return
+        if not job.scores:
+            job.scores.append(Token(sequence.ids[0], 0))
+        end = min(part.start + part.count, sequence.prompt_tokens - 1)
+        for row, at in zip(rows, range(max(sequence.scored, part.start), end)):
+            scores, before = log_probabilities(row, self.tokenizer.size), job.scores[-1]
+            offset = before.offset + len(self.tokenizer.token_text(before.id))
+            token = sequence.ids[at + 1]
+            job.scores.append(Token(token, offset, float(scores[token]), best(scores, count)))
+        sequence.scored = max(sequence.scored, end)
+        if len(job.scores) == sequence.prompt_tokens:
+            sequence.scored = sequence.prompt_tokens
+            self.emit(job, PromptScored(tuple(job.scores)))
+
+    def continue_job(self, job: Job, sequence: Sequence, row: np.ndarray) -> None:
+        """The sequence's next token; when its prompt was just read, also the first one of choices that fork from it."""
+        forks = []
+        if sequence.index == 0 and sequence.generated == 0:
+            job.clock.answered = monotonic()
+            for other in job.sequences[1:]:
+                copies = self.scheduler.fork(sequence, other)
+                if copies is None:
+                    self.scheduler.add(other)
+                    continue
+                self.tower.copy_slot(sequence.slot, other.slot)
+                for source, target in copies:
+                    self.tower.copy_page(source, target)
+                forks.append(other)
+        for each in (sequence, *forks):
+            self.continue_choice(job, each, row)
+
+    def continue_choice(self, job: Job, sequence: Sequence, row: np.ndarray) -> None:
+        token, count = sequence.sampler.choose(row), sequence.request.logprobs
+        logprob, top = None, ()
+        if count is not None:
+            scores = log_probabilities(row, self.tokenizer.size)
+            logprob, top = float(scores[token]), best(scores, count)
+        text, record = sequence.append(token, logprob, top)
+        self.served["completion_tokens"] += 1
+        self.emit(job, Delta(sequence.index, text, (record,)))
+        if sequence.finished:
+            self.close_choice(job, sequence)
+
+    # ------------------------------------------------------------------ endings
+    def close_choice(self, job: Job, sequence: Sequence, message: str = "") -> None:
+        self.scheduler.remove(sequence)
+        self.emit(job, Finish(sequence.index, sequence.finished, message))
+        if all(s.finished for s in job.sequences):
+            self.close_job(job)
+
+    def end(self, request_id: str, reason: str, message: str = "") -> None:
+        """End all unfinished choices of a request, which may be over already."""
+        job = self.jobs.get(request_id)
+        for sequence in job.sequences if job else ():
+            if not sequence.finished:
+                sequence.finished = reason
+                self.close_choice(job, sequence, message)
+
+    def close_job(self, job: Job) -> None:
+        del self.jobs[job.request.id]
+        with self.wake:
+            self.accepted -= 1
+        now, clock, first = monotonic(), job.clock, job.sequences[0]
+        started = clock.started or now
+        answered = clock.answered or now
+        self.served["requests"] += 1
+        self.served["prompt_tokens"] += first.prompt_tokens
+        self.emit(job, Done(Usage(first.prompt_tokens, sum(s.generated for s in job.sequences), 0,
+                                  started - clock.arrived, answered - started, now - answered)))
+
+    def emit(self, job: Job, event: Event) -> None:
+        try:
+            job.sink(event)
+        except Exception:                   # a broken reader must not stop the others
+            log.exception("the reader of request %s failed", job.request.id)

@@ -1,0 +1,242 @@
+"""The numpy tower: the whole model in float32, short and exact. The law for the CUDA tower; the backend without a GPU.
+
+    hidden = embed[tokens];  each layer adds mixer(norm(hidden)), then mlp(norm(hidden));  logits = norm(hidden) head^T
+
+One `Step` in, one `Output` out. Dense products take the rows of all sequences at once; attention and the delta rule take
+one sequence at a time. The tower owns the arrays that KVPool and StateSlots only count:
+
+    kv      f32 [2, L, P, 128, G, hd]     keys (normed, rotated) and values of the L full layers, the draft head's last
+    S       f32 [layers, slots, Nv, dk, dv], window f32 [layers, slots, taps-1, C]         of the linear layers
+
+Who calls: engine.py. Proven by tests/test_cpu.py against vectors made with transformers, and tests/test_layouts.py.
+"""
+import numpy as np
+
+from ..kvpool import PAGE
+from ..step import Output, Step, ancestors
+from .cpu_delta import causal_conv, delta_chunked, delta_step, delta_tree
+from .cpu_weights import DeltaNet, read_draft_head, read_layer
+
+SCORES = 1 << 24            # float32 attention scores held at once: 64 MiB bounds the scratch at any context
+
+
+def sigmoid(x):
+    return 0.5 * np.tanh(0.5 * x) + 0.5     # tanh cannot overflow
+
+
+def silu(x):
+    return x * sigmoid(x)
+
+
+def softplus(x):
+    return np.logaddexp(np.float32(0), x)
+
+
+def rms_unit(x, eps):
+    """x / sqrt(mean(x^2) + eps) over the last axis."""
+    return x * (1.0 / np.sqrt(np.einsum("...d,...d->...", x, x)[..., None] / np.float32(x.shape[-1]) + np.float32(eps)))
+
+
+def l2_unit(x):
+    """x / sqrt(sum(x^2) + 1e-6) over the last axis; the 1e-6 is the model's constant, not rms_norm_eps."""
+    return x * (1.0 / np.sqrt(np.einsum("...d,...d->...", x, x)[..., None] + np.float32(1e-6)))
+
+
+class CpuTower:
+    """`pages` pages of KV and `slots` recurrent states for the model of `checkpoint` (model/weights.py)."""
+
+    def __init__(self, checkpoint, pages: int, slots: int):
+        c = self.config = checkpoint.config
+        self.embed = checkpoint.f32("model.embed_tokens.weight")
+        self.head = self.embed if c.tie_word_embeddings else checkpoint.f32("lm_head.weight")
+        self.norm = 1 + checkpoint.f32("model.norm.weight")
+        self.layers = [read_layer(checkpoint, f"model.layers.{i}.", kind) for i, kind in enumerate(c.layer_types)]
+        self.mtp = read_draft_head(checkpoint) if checkpoint.has_mtp else None
+        full, linear = len(c.full_layers), len(c.linear_layers)
+        shape = (2, full + (self.mtp is not None), pages, PAGE, c.num_key_value_heads, c.head_dim)
+        self.kv = np.zeros(shape, np.float32)           # zeros, not empty: the system hands them out page by page
+        self.S = np.zeros((linear, slots, c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim),
+                          np.float32)
+        self.window = np.zeros((linear, slots, c.linear_conv_kernel_dim - 1, c.conv_channels), np.float32)
+        self.replay: dict[int, list] = {}               # slot: per linear layer (mix, k, v, g, beta) of its last tree
+        self.inverse_frequency = (c.rope_theta ** (-np.arange(0, c.rotary_dim, 2) / c.rotary_dim)).astype(np.float32)
+
+    # ------------------------------------------------------------------ state, as the pools direct
+    def clear_slot(self, slot: int) -> None:
+        """The state before the first token."""
+        self.S[:, slot], self.window[:, slot] = 0, 0
+        self.replay.pop(slot, None)
+
+    def copy_slot(self, source: int, target: int) -> None:
+        assert source not in self.replay, "an open tree is accepted or dropped before its state is copied"
+        self.S[:, target], self.window[:, target] = self.S[:, source], self.window[:, source]
+        self.replay.pop(target, None)
+
+    def copy_page(self, source: int, target: int) -> None:
+        self.kv[:, :, target] = self.kv[:, :, source]
+
+    # ------------------------------------------------------------------ the forward passes
+    def forward(self, step: Step) -> Output:
+        """Run the step: commit the accepted rows, then compute its own."""
+        for r in range(step.sequences):
+            self.commit_accepted(step, r)
+        eps, hidden = self.config.rms_norm_eps, self.embed[step.tokens]
+        cos, sin = self.rope_table(step.positions)
+        linear = full = 0
+        for layer in self.layers:
+            x = rms_unit(hidden, eps) * layer.norm_in
+            if isinstance(layer.mixer, DeltaNet):
+                hidden += self.delta_net(x, layer.mixer, step, linear)
+                linear += 1
+            else:
+                hidden += self.attention(x, layer.mixer, step, full, cos, sin)
+                full += 1
+            hidden += self.mlp(hidden, layer)
+        return self.read_out(hidden, self.norm, step)
+
+    def forward_mtp(self, step: Step, hidden: np.ndarray) -> Output:
+        """The draft head over pairs (hidden of position p, token p+1): step.tokens are the tokens p+1, hidden f32 [T, D]
+        is the final-normed hidden of p, from the main model or from this head's own Output.
+
+        step.lengths count this head's own KV rows, one a pair; commit, slots and accepted have no meaning here.
+        """
+        m, eps = self.mtp, self.config.rms_norm_eps
+        pair = np.concatenate([rms_unit(self.embed[step.tokens], eps) * m.norm_embedding,
+                               rms_unit(hidden, eps) * m.norm_hidden], -1)
+        x = pair @ m.fc.T
+        cos, sin = self.rope_table(step.positions)
+        x += self.attention(rms_unit(x, eps) * m.layer.norm_in, m.layer.mixer, step, len(self.kv[0]) - 1, cos, sin)
+        x += self.mlp(x, m.layer)
+        return self.read_out(x, m.norm, step)
+
+    def read_out(self, hidden, norm, step) -> Output:
+        rows = hidden if step.hidden else hidden[step.outputs]
+        rows = rms_unit(rows, self.config.rms_norm_eps) * norm
+        wanted = rows[step.outputs] if step.hidden else rows
+        return Output(wanted @ self.head.T, rows if step.hidden else None)
+
+    def mlp(self, hidden, layer):
+        gate_up = (rms_unit(hidden, self.config.rms_norm_eps) * layer.norm_post) @ layer.gate_up.T
+        gate, up = np.split(gate_up, 2, axis=-1)
+        return (silu(gate) * up) @ layer.down.T
+
+    # ------------------------------------------------------------------ full attention
+    def rope_table(self, positions):
+        """cos and sin f32 [T, 1, rotary_dim/2]; the angle is a float32 product, as in the reference."""
+        angle = positions[:, None].astype(np.float32) * self.inverse_frequency
+        return np.cos(angle)[:, None], np.sin(angle)[:, None]
+
+    def rotate(self, x, cos, sin):
+        """Rope on the first rotary_dim of x [T, heads, hd], pairs half a width apart."""
+        half = cos.shape[-1]
+        a, b = x[..., :half], x[..., half:2 * half]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half:]], -1)
+
+    def attention(self, x, w, step, layer, cos, sin):
+        c, T, eps = self.config, len(x), self.config.rms_norm_eps
+        H, G, hd = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        qg, k, v = np.split(x @ w.qkv.T, [2 * H * hd, 2 * H * hd + G * hd], axis=-1)
+        q, gate = np.split(qg.reshape(T, H, 2 * hd), 2, axis=-1)
+        q = self.rotate(rms_unit(q, eps) * w.q_norm, cos, sin) * np.float32(hd ** -0.5)
+        k = self.rotate(rms_unit(k.reshape(T, G, hd), eps) * w.k_norm, cos, sin)
+        v = v.reshape(T, G, hd)
+        out = np.empty((T, H, hd), np.float32)
+        for r in range(step.sequences):
+            rows, pages = step.span(r), step.pages[r]
+            length = int(step.lengths[r]) + len(step.accepted[r])
+            write_rows(self.kv[:, layer], pages, length, k[rows], v[rows])
+            keys, values = read_rows(self.kv[:, layer], pages, length + rows.stop - rows.start)
+            out[rows] = attend(q[rows], keys, values, ancestors(step.parents[rows]))
+        return (out * sigmoid(gate)).reshape(T, H * hd) @ w.out.T
+
+    # ------------------------------------------------------------------ gated delta net
+    def delta_net(self, x, w, step, layer):
+        c, T = self.config, len(x)
+        Nv, dv, C = c.linear_num_value_heads, c.linear_value_head_dim, c.conv_channels
+        mix, z, b, a = np.split(x @ w.into.T, np.cumsum([C, Nv * dv, Nv]), axis=-1)
+        beta, g = sigmoid(b), w.decay * softplus(a + w.dt_bias)
+        out = np.empty((T, Nv, dv), np.float32)
+        for r in range(step.sequences):
+            rows, slot = step.span(r), int(step.slots[r])
+            out[rows] = self.mix_sequence(mix[rows], g[rows], beta[rows], w, step, r, layer, slot)
+        out = rms_unit(out, c.rms_norm_eps) * w.norm * silu(z.reshape(T, Nv, dv))
+        return out.reshape(T, Nv * dv) @ w.out.T
+
+    def mix_sequence(self, mix, g, beta, w, step, r, layer, slot):
+        """Convolution and delta rule of one sequence; commits its rows or keeps them for replay. Returns o [t, Nv, dv]."""
+        S, window = self.S[layer, slot], self.window[layer, slot]
+        if step.commit[r]:
+            q, k, v = self.split_heads(silu(causal_conv(window, mix, w.conv)))
+            window[:] = np.concatenate([window, mix])[-len(window):]
+            if len(mix) == 1:
+                return delta_step(q[0], k[0], v[0], g[0], beta[0], S)[None]
+            return delta_chunked(q, k, v, g, beta, S)
+        parents = step.parents[step.span(r)]
+        q, k, v = self.split_heads(silu(causal_conv(window, mix, w.conv, parents)))
+        self.replay.setdefault(slot, []).append((mix, k, v, g, beta))
+        return delta_tree(q, k, v, g, beta, S, ancestors(parents))
+
+    def split_heads(self, y):
+        """[t, C] -> unit q (scaled by dk^-0.5) and k [t, Nv, dk], v [t, Nv, dv]; a key head serves Nv/Nk value heads."""
+        c, T = self.config, len(y)
+        Nk, Nv, dk = c.linear_num_key_heads, c.linear_num_value_heads, c.linear_key_head_dim
+        q, k, v = np.split(y, [Nk * dk, 2 * Nk * dk], axis=-1)
+        q, k = l2_unit(q.reshape(T, Nk, dk)) * np.float32(dk ** -0.5), l2_unit(k.reshape(T, Nk, dk))
+        q, k = (np.repeat(x, Nv // Nk, axis=1) for x in (q, k))
+        return q, k, v.reshape(T, Nv, -1)
+
+    # ------------------------------------------------------------------ accepting a tree
+    def commit_accepted(self, step, r):
+        """Make sequence r's accepted rows part of its past: close the gaps in its KV, replay them into S and window."""
+        slot, accepted = int(step.slots[r]), step.accepted[r]
+        saved = self.replay.pop(slot, None)
+        if not len(accepted):
+            return
+        assert saved is not None, "accepted rows need an uncommitted step before"
+        length = int(step.lengths[r])
+        for layer in range(len(self.config.full_layers)):
+            keys, values = read_rows(self.kv[:, layer], step.pages[r], length + int(accepted.max()) + 1)
+            picked = length + accepted
+            write_rows(self.kv[:, layer], step.pages[r], length, keys[picked], values[picked])
+        for layer, rows in enumerate(saved):
+            mix, k, v, g, beta = (x[accepted] for x in rows)
+            window = self.window[layer, slot]
+            window[:] = np.concatenate([window, mix])[-len(window):]
+            delta_chunked(k, k, v, g, beta, self.S[layer, slot])        # outputs unused: any q does
+
+
+def attend(q, keys, values, mask):
+    """Grouped-query attention of t scaled queries. q [t, H, hd], keys and values [L, G, hd], the last t of them the
+    queries' own rows, which mask bool [t, t] restricts. Returns [t, H, hd]."""
+    t, H, hd = q.shape
+    L, G = keys.shape[:2]
+    out = np.empty_like(q)
+    kt, vt = keys.transpose(1, 2, 0), values.transpose(1, 0, 2)         # [G, hd, L], [G, L, hd]
+    block = max(1, SCORES // (H * L))
+    for i in range(0, t, block):
+        n = min(block, t - i)
+        rows = q[i:i + n].reshape(n, G, H // G, hd).transpose(1, 2, 0, 3).reshape(G, -1, hd)
+        scores = (rows @ kt).reshape(G, H // G, n, L)
+        scores[..., L - t:] += np.where(mask[i:i + n], np.float32(0), np.float32(-np.inf))
+        scores -= scores.max(-1, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(-1, keepdims=True)
+        o = (scores.reshape(G, -1, L) @ vt).reshape(G, H // G, n, hd)
+        out[i:i + n] = o.transpose(2, 0, 1, 3).reshape(n, H, hd)
+    return out
+
+
+def write_rows(kv, pages, start, k, v):
+    """Store rows k, v [t, G, hd] at token rows start... of a sequence. kv [2, P, 128, G, hd], pages i32 [B]."""
+    at = np.arange(start, start + len(k))
+    page, row = pages[at // PAGE], at % PAGE
+    kv[0, page, row], kv[1, page, row] = k, v
+
+
+def read_rows(kv, pages, count):
+    """The first `count` token rows of a sequence: keys and values [count, G, hd]; a view where its pages are neighbours."""
+    used = pages[:-(-count // PAGE)]
+    first = int(used[0])
+    neighbours = np.array_equal(used, np.arange(first, first + len(used)))
+    picked = kv[:, first:first + len(used)] if neighbours else kv[:, used]
+    return picked.reshape((2, -1) + kv.shape[3:])[:, :count]

@@ -1,0 +1,93 @@
+"""Sequence: one choice of a request while the engine works on it: its ids, pages, slot and text so far. Job: the request.
+
+    ids      [ prompt ................ | generated ........ ]
+    table    [ rows in the KV cache ............ ] pending     pending = ids not yet run through the tower, 1 when decoding
+
+The scheduler moves it between waiting and running; the engine feeds it sampled tokens. Neither looks inside the other.
+"""
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Callable
+
+import numpy as np
+
+from .kvpool import Table
+from .request import Event, GenerateRequest, Token
+from .sampler import Sampler
+from .stopping import StopMatcher
+from .tokenizer import Detokenizer, Tokenizer
+
+
+@dataclass
+class Clock:
+    """Wall-clock marks of a request, in seconds of time.monotonic()."""
+    arrived: float = field(default_factory=monotonic)
+    started: float | None = None        # first prefill step
+    answered: float | None = None       # first sampled token
+
+
+class Sequence:
+    """One choice. `stop_ids` end it without text; `limit` is the most tokens it may generate."""
+
+    def __init__(self, request: GenerateRequest, index: int, tokenizer: Tokenizer, stop_ids: frozenset[int], limit: int):
+        self.request, self.index = request, index
+        self.stop_ids, self.limit = stop_ids, limit
+        self.ids: list[int] = request.prompt.tolist()
+        self.prompt_tokens = len(self.ids)
+        self.table: Table | None = None         # None while waiting
+        self.slot: int | None = None
+        self.sampler = Sampler(request.sampling, request.prompt, tokenizer.size, index)
+        self.detokenizer = Detokenizer(tokenizer)
+        self.matcher = StopMatcher(request.stop, request.stop_after)
+        self.characters = 0                     # text so far, held back text included
+        self.scored = 0                         # prompt rows whose log-probabilities are known
+        self.finished: str | None = None
+
+    @property
+    def generated(self) -> int:
+        return len(self.ids) - self.prompt_tokens
+
+    @property
+    def pending(self) -> int:
+        """Ids that the tower has not seen."""
+        return len(self.ids) - (self.table.length if self.table else 0)
+
+    def wanted_rows(self, start: int, count: int) -> np.ndarray:
+        """Which of the rows start ... start+count-1 need logits, i32, counted from start: the last one if it is the last
+        of all, and the prompt's rows if its tokens are to be scored (row j scores token j+1)."""
+        ends = start + count == len(self.ids) and self.limit > 0
+        if self.request.prompt_logprobs is None or self.index:
+            return np.array([count - 1] if ends else [], np.int32)
+        first = max(self.scored, start)
+        scores = range(first - start, min(start + count, self.prompt_tokens - 1) - start)
+        return np.array([*scores, *([count - 1] if ends else [])], np.int32)
+
+    def append(self, token: int, logprob: float | None, top) -> tuple[str, Token]:
+        """Take a sampled token: the text it releases and its record. Sets `finished` when it ends the choice."""
+        record = Token(token, self.characters, logprob, top)
+        self.ids.append(token)
+        if token in self.stop_ids:
+            self.finished = "stop"
+            return self.matcher.finish(), record
+        text = self.detokenizer.push(token)
+        self.characters += len(text)
+        shown = self.matcher.push(text)
+        if self.matcher.hit is not None:
+            self.finished = "stop"
+        elif self.generated >= self.limit:
+            self.finished = "length"
+            shown += self.matcher.finish()
+        return shown, record
+
+
+Sink = Callable[[Event], None]
+
+
+@dataclass(eq=False)
+class Job:
+    """A request under way: its choices and where its events go."""
+    request: GenerateRequest
+    sink: Sink
+    sequences: list[Sequence]
+    clock: Clock = field(default_factory=Clock)
+    scores: list[Token] = field(default_factory=list)       # of the prompt, if asked
