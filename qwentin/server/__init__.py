@@ -1,1 +1,14 @@
-"""HTTP: knows JSON and text, never arrays."""
+"""HTTP: knows JSON and text, never arrays.
+
+    app.py          routes; every dialect passes through one `answer`
+    chat.py         one dialect each: a JSON body -> GenerateRequests, events -> that dialect's JSON, whole or in chunks
+    completions.py
+    conversation.py a client's messages -> the chat template's; the precedence of thinking switches
+    fields.py       the tables a body is checked by
+    reasoning.py    text -> thought and answer, incrementally; pure
+    reply.py        engine events -> pieces of a reply, for every dialect that splits text
+    bridge.py       asyncio on one side, the engine thread on the other
+    stream.py       server-sent events
+    refusals.py     what went wrong -> status and error JSON
+    process.py      one server process: open the port, load, serve, drain
+"""

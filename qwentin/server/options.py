@@ -1,0 +1,47 @@
+"""The options of a generation that every OpenAI dialect shares, and what the engine makes of them.
+
+Not given means the checkpoint's generation_config (sampling) or the rest of the context (length).
+Proven by tests/test_chat.py and tests/test_completions.py.
+"""
+from dataclasses import dataclass, replace
+
+from ..request import SamplingParams
+from .fields import (MAX_CHOICES, StreamOptions, biases, boolean, integer, number, optional, stops, stream_options,
+                     string, token_ids)
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+            "logit_bias", "seed")
+
+
+@dataclass(frozen=True)
+class Options:
+    model: str | None = optional(string)            # any name is served
+    temperature: float | None = optional(number)
+    top_p: float | None = optional(number)
+    top_k: int | None = optional(integer())
+    min_p: float | None = optional(number)
+    presence_penalty: float | None = optional(number)
+    frequency_penalty: float | None = optional(number)
+    repetition_penalty: float | None = optional(number)
+    logit_bias: tuple | None = optional(biases)
+    seed: int | None = optional(integer())
+    n: int = optional(integer(1, MAX_CHOICES), 1)
+    stop: tuple[str, ...] = optional(stops, ())
+    stop_token_ids: tuple[int, ...] = optional(token_ids, ())
+    ignore_eos: bool = optional(boolean, False)
+    stream: bool = optional(boolean, False)
+    stream_options: StreamOptions | None = optional(stream_options)
+    return_token_ids: bool = optional(boolean, False)   # an extension: ids beside the text
+
+    def sampling(self, defaults: SamplingParams) -> SamplingParams:
+        """The checkpoint's defaults with what this request says."""
+        given = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
+        return replace(defaults, **given)
+
+    def stop_ids(self, checkpoint: tuple[int, ...]) -> frozenset[int]:
+        """Ids that end a choice: the checkpoint's (unless ignore_eos) and the request's own."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(checkpoint))
+
+    @property
+    def streaming(self) -> StreamOptions:
+        return self.stream_options or StreamOptions()

@@ -1,0 +1,94 @@
+"""One server process: the port opens first, the model loads behind it, SIGTERM drains.
+
+    open the port (/health says 503) -> load on a thread -> serve -> SIGTERM or SIGINT
+      -> stop listening, refuse new requests -> running ones finish, up to shutdown_s -> the rest end with an error frame
+
+A second signal ends the process at once. Proven by tests/test_stream.py.
+"""
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable
+
+from aiohttp import web
+
+from ..config import EngineConfig
+from ..errors import ConfigError
+from .app import Service, make_app
+
+log = logging.getLogger("qwentin.server")
+
+LAST_WRITES_S = 2.0         # after the engine stopped: time for handlers to write what they hold
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+async def serve(config: EngineConfig, load: Callable, announce: Callable[[str], None]) -> None:
+    """Serve until a signal comes. `load(config)` makes the engine; `announce` gets one line when it serves.
+
+    Raises ConfigError if the port cannot be opened, and whatever `load` raises.
+    """
+    loop = asyncio.get_running_loop()
+    service, stop = Service(config), asyncio.Event()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal, loop, stop)
+    runner = web.AppRunner(make_app(service), handler_cancellation=True, access_log=None,
+                           shutdown_timeout=LAST_WRITES_S)
+    await runner.setup()
+    try:
+        url = await listen(runner, config)
+        log.info("listening on %s, loading %s", url, config.model)
+        waiting = [asyncio.ensure_future(stop.wait()), in_daemon_thread(loop, load, config)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if waiting[1].done():
+            service.engine = waiting[1].result()
+            service.engine.start()
+            announce(f"{config.model_name} ready: {url}/v1 (context {service.engine.max_model_len} tokens)")
+            await stop.wait()
+            await drain(service, runner)
+    finally:
+        await runner.cleanup()
+
+
+def on_signal(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    for number in SIGNALS:
+        loop.remove_signal_handler(number)
+    stop.set()
+
+
+async def listen(runner: web.AppRunner, config: EngineConfig) -> str:
+    """Open the port; the URL that it can be reached at."""
+    try:
+        await web.TCPSite(runner, config.host, config.port).start()
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {error.strerror or error}.") from None
+    host, port = runner.addresses[0][:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def in_daemon_thread(loop: asyncio.AbstractEventLoop, function: Callable, *arguments) -> asyncio.Future:
+    """A future of function(*arguments). The thread is a daemon: a signal while it works does not wait for it."""
+    future = loop.create_future()
+
+    def settle(error, result):
+        if future.cancelled():
+            return
+        future.set_exception(error) if error else future.set_result(result)
+
+    def work():
+        try:
+            result, error = function(*arguments), None
+        except Exception as raised:
+            result, error = None, raised
+        loop.call_soon_threadsafe(settle, error, result)
+    threading.Thread(target=work, name="load", daemon=True).start()
+    return future
+
+
+async def drain(service: Service, runner: web.AppRunner) -> None:
+    """Refuse new requests, let running ones finish for shutdown_s, cancel the rest."""
+    log.info("shutting down: running requests get %.0f s", service.config.shutdown_s)
+    service.stopping = True
+    for site in list(runner.sites):
+        await site.stop()
+    await asyncio.to_thread(service.engine.stop, service.config.shutdown_s)
