@@ -1,6 +1,7 @@
 """StopMatcher: a pure text machine that ends a choice at a stop string, wherever the pieces of text are cut.
 
-What might be the beginning of a stop string is held back until it is clear, so a stream never shows half of one.
+What might be the beginning of a stop string is held back until it is clear, so a stream never shows half of one. The stop
+string that is complete first wins, the longest of those that end together: this alone does not depend on the cuts.
 Proven by tests/test_stopping.py over every way of cutting the text.
 """
 
@@ -34,7 +35,7 @@ class StopMatcher:
         text = self.held + text
         found = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
         if found:
-            at, self.hit = min(found, key=lambda pair: (pair[0], -len(pair[1])))
+            at, self.hit = min(found, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
             self.held = ""
             return text[:at]
         keep = max((overlap(text, stop) for stop in self.stops), default=0)

@@ -60,8 +60,7 @@ def delta_chunked(q, k, v, g, beta, S):
         Q, K, V, G, B = map(cut, (q, k, v, g, beta))
         decay, W, U, P = delta_block(Q, K, V, G, B, np.tril(np.ones((C, C), bool)))
         tail = np.exp(G.sum(-1, keepdims=True) - np.cumsum(G, -1))              # e^(y_C - y_i)
-        K *= tail[..., None]
-        Q *= decay[..., None]
+        K, Q = K * tail[..., None], Q * decay[..., None]    # not in place: K and Q may be the caller's arrays
         for n in range(len(Q)):
             delta = U[n] - W[n] @ S
             o = Q[n] @ S + P[n] @ delta
