@@ -1,1 +1,15 @@
-"""Device code: knows arrays, never the words "layer" or "request"."""
+"""Device code: knows arrays, never the words "layer" or "request".
+
+A kernel is one module and one name in ALL; `lab` runs, checks, times and disassembles it, `python -m qwentin.kernels`
+prints the table, and the tests and benchmarks of every name in ALL already exist. docs/kernels.md walks through one.
+"""
+import importlib
+
+ALL = ("embed", "rmsnorm", "swiglu", "rope_append", "topk")
+
+
+def module(name):
+    """The kernel module with a name of ALL."""
+    if name not in ALL:
+        raise ValueError(f"there is no kernel {name!r}; there are {', '.join(ALL)}")
+    return importlib.import_module(f"{__name__}.{name}")

@@ -153,7 +153,7 @@ def reported(code, log):
     def numbers(pattern):
         return [int(n) for n in re.findall(pattern, log)] or [0]
     return Cubin(code, max(numbers(r"Used (\d+) registers")), sum(numbers(r"(\d+) bytes stack frame")),
-                 sum(numbers(r"(\d+) bytes spill")), max(numbers(r"(\d+) bytes smem")), log)
+                 sum(numbers(r"(\d+) bytes spill")), max(numbers(r"Used \d+ registers.*, (\d+) bytes smem")), log)
 
 
 def link(chip, inputs, ptx=False):

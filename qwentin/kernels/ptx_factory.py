@@ -96,6 +96,8 @@ def instruction(text, outputs=None, inputs=None, *, effect, tied=None):
     unknown = {name.split(".")[0] for name in re.findall(NAMED, text)} - set(outputs) - set(inputs)
     if unknown:
         raise ValueError(f"{text!r} names {sorted(unknown)}, which are neither outputs nor inputs")
+    # what a warp does together must stay one instruction: no copy of it for each way into a block
+    attributes = ("convergent",) if ".sync" in text or text.startswith("bar") else ()
     flat = [LLVM[s] for kind in outputs.values() for s in scalars(kind)]
     returns = ir.VoidType() if not flat else flat[0] if len(flat) == 1 else ir.LiteralStructType(flat)
 
@@ -108,7 +110,7 @@ def instruction(text, outputs=None, inputs=None, *, effect, tied=None):
             asm = ir.InlineAsm(ir.FunctionType(returns, [v.type for v in values]),
                                written(text, outputs, inputs, immediates),
                                constraints(outputs, inputs, effect, tied), side_effect=effect != PURE)
-            return packed(context, builder, outputs, builder.call(asm, values))
+            return packed(context, builder, outputs, builder.call(asm, values, attrs=attributes))
         return result_type(outputs)(*wanted), codegen
 
     Parameter, kind = inspect.Parameter, inspect.Parameter.POSITIONAL_OR_KEYWORD

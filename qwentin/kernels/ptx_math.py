@@ -1,10 +1,21 @@
 """Arithmetic that numba has no name for: format conversions, packed halves, byte permutes, approximate functions."""
+from numba.cuda.extending import intrinsic
+
 from .ptx_factory import PURE, f32, f32x2, instruction, u16, u32, u32x2, u64
 
 
 def pure(text, kind, **inputs):
     """An instruction that is a function of its inputs alone."""
     return instruction(text, dict(d=kind), inputs, effect=PURE)
+
+
+@intrinsic
+def select(typingctx, condition, a, b):
+    """a if condition else b, both computed, of a's type. A conditional expression makes branches, for numba to work
+    through and the assembler to predicate: in an unrolled loop this compiles several times faster."""
+    def codegen(context, builder, signature, args):
+        return builder.select(*args)
+    return a(condition, a, a), codegen
 
 
 # ---- 32-bit words
@@ -23,6 +34,7 @@ fma = pure("fma.rn.f32 <d>, <a>, <b>, <c>;", f32, a=f32, b=f32, c=f32)
 maximum = pure("max.f32 <d>, <a>, <b>;", f32, a=f32, b=f32)
 minimum = pure("min.f32 <d>, <a>, <b>;", f32, a=f32, b=f32)
 absolute = pure("abs.f32 <d>, <a>;", f32, a=f32)
+round_to_integer = pure("cvt.rni.f32.f32 <d>, <a>;", f32, a=f32)
 exp2 = pure("ex2.approx.ftz.f32 <d>, <a>;", f32, a=f32)
 log2 = pure("lg2.approx.ftz.f32 <d>, <a>;", f32, a=f32)
 reciprocal = pure("rcp.approx.ftz.f32 <d>, <a>;", f32, a=f32)

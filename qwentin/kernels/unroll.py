@@ -68,8 +68,13 @@ class Fold(ast.NodeTransformer):
     visit_UnaryOp = visit_Compare = folded
 
     def visit_BinOp(self, node):
-        """Arithmetic of constants; `(a, b) * 3` becomes the six elements."""
+        """Arithmetic of constants; `x + 0` and `x * 1` become x, `(a, b) * 3` the six elements."""
         node = self.folded(node)
+        for kind, neutral in ((ast.Add, 0), (ast.Mult, 1)):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, kind):
+                for side, other in ((node.left, node.right), (node.right, node.left)):
+                    if isinstance(side, ast.Constant) and type(side.value) is int and side.value == neutral:
+                        return other
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.left, ast.Tuple) \
                 and isinstance(node.right, ast.Constant):
             elements = [copy.deepcopy(e) for _ in range(node.right.value) for e in node.left.elts]

@@ -1,0 +1,92 @@
+"""Where a kernel module can be launched: the emulator, a GPU, or a recorder that only notes which kernels would run.
+
+Each has a `stream` for `module.launch` and makes what is launched with from numpy arrays.
+"""
+import functools
+
+import numpy as np
+
+from ..device import Device, DeviceError
+from . import emulator
+
+NUMPY = {"uint64": np.uint64, "uint32": np.uint32, "float32": np.float32}
+
+
+class EmulatorStream:
+    """Launches run at once, on numpy, every access checked. `fresh`: arrays that may not be read before written."""
+
+    def __init__(self, chip):
+        self.chip, self.fresh, self.used = chip, [], set()
+
+    def launch(self, kernel, grid, *args, dependent=False):
+        if len(args) != len(kernel.signature):
+            raise ValueError(f"{kernel.name} takes {len(kernel.signature)} arguments, got {len(args)}")
+        typed = [a if isinstance(a, np.ndarray) else NUMPY[str(k)](a) for a, k in zip(args, kernel.signature)]
+        grid = (grid, 1, 1) if isinstance(grid, int) else grid
+        arrays = [a for a in args if isinstance(a, np.ndarray)]
+        emulator.launch(program(kernel, self.chip), grid, (kernel.threads, 1, 1), typed, shared_bytes=kernel.shared,
+                        unwritten=[a for a in arrays if span(a) not in self.used
+                                   and any(np.may_share_memory(a, f) for f in self.fresh)])
+        self.used.update(map(span, arrays))
+
+
+def span(array):
+    """Where an array lies: slices of one workspace, written by one launch and read by the next, are told apart."""
+    return array.ctypes.data, array.nbytes
+
+
+@functools.cache
+def program(kernel, chip):
+    """A kernel's PTX, parsed for the emulator."""
+    return emulator.load(kernel.ptx(chip))
+
+
+class Emulator:
+    """Executes the PTX compiled for `chip`."""
+
+    def __init__(self, chip="sm_90a"):
+        self.name, self.chip, self.stream = f"emulator ({chip})", chip, EmulatorStream(chip)
+
+    def input(self, array):
+        return np.ascontiguousarray(array)
+
+    def output(self, view, whole, fresh):
+        """(what to launch with, a function giving `whole` as the launch left it). fresh: `view` holds nothing yet."""
+        if fresh:
+            self.stream.fresh.append(view)
+        return view, lambda: whole
+
+
+class Gpu:
+    """Runs cubins on a device."""
+
+    def __init__(self, device):
+        self.name, self.chip, self.device, self.stream = device.name, device.chip, device, device.stream
+
+    def input(self, array):
+        return self.device.upload(array)
+
+    def output(self, view, whole, fresh):
+        buffer, start = self.device.upload(whole), view.ctypes.data - whole.ctypes.data
+        argument = buffer[start:start + view.nbytes].reshape(*view.shape, dtype=view.dtype)
+        return argument, lambda: self.stream.synchronize() or buffer.download()
+
+
+class Recorder:
+    """Launches nothing; `kernels` lists what would have run."""
+
+    def __init__(self):
+        self.kernels, self.stream = [], self
+
+    def launch(self, kernel, grid, *args, dependent=False):
+        if kernel not in self.kernels:
+            self.kernels.append(kernel)
+
+
+@functools.cache
+def default():
+    """The GPU if there is one, else the emulator."""
+    try:
+        return Gpu(Device.open())
+    except DeviceError:
+        return Emulator()
