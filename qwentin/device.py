@@ -104,6 +104,7 @@ class DeviceArray:
             raise ValueError(f"a {self.dtype} {self.shape} device array cannot take {values.dtype} {values.shape}")
         if stream is None:
             call("cuMemcpyHtoD", self.address, values.ctypes.data, values.nbytes)
+            call("cuStreamSynchronize", 0)              # a pageable copy may return before it has landed
         else:
             call("cuMemcpyHtoDAsync", self.address, values.ctypes.data, values.nbytes, stream.handle)
 
@@ -155,12 +156,13 @@ class Device:
     def empty(self, shape, dtype):
         """An uninitialised array."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        owner = Allocation(max(math.prod(shape) * np.dtype(dtype).itemsize, 1))
+        owner = Allocation(self.context, max(math.prod(shape) * np.dtype(dtype).itemsize, 1))
         return DeviceArray(owner.address, shape, dtype, owner)
 
     def zeros(self, shape, dtype):
         array = self.empty(shape, dtype)
         call("cuMemsetD8", array.address, 0, array.nbytes)
+        call("cuStreamSynchronize", 0)
         return array
 
     def upload(self, values):
@@ -171,7 +173,8 @@ class Device:
         return array
 
     def free_bytes(self):
-        status, free, _ = driver().cuMemGetInfo()
+        """Device memory that nobody has taken."""
+        _, free, _ = driver().cuMemGetInfo()
         return free
 
     def function(self, kernel):
@@ -190,11 +193,17 @@ class Device:
 
 
 class Allocation:
-    """A block of device memory, freed when the last array that uses it goes."""
+    """A block of device memory, freed when the last array that uses it goes, on whatever thread that happens."""
 
-    def __init__(self, nbytes):
+    def __init__(self, context, nbytes):
         self.address = int(call("cuMemAlloc", nbytes))
-        weakref.finalize(self, driver().cuMemFree, self.address)
+        weakref.finalize(self, release, context, "cuMemFree", self.address)
+
+
+def release(context, name, handle):
+    """Give something back to the driver."""
+    driver().cuCtxSetCurrent(context)
+    getattr(driver(), name)(handle)
 
 
 class Stream:
@@ -221,8 +230,8 @@ class Stream:
             attribute.id = driver().CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [attribute], 1
-        values = tuple(getattr(a, "address", a) for a in args)
         types = tuple(C_TYPES[str(kind)] for kind in kernel.signature)
+        values = tuple(t(getattr(a, "address", a)).value for a, t in zip(args, types))
         call("cuLaunchKernelEx", config, self.device.function(kernel), (values, types), 0)
 
     def synchronize(self):

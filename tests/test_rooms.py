@@ -23,7 +23,7 @@ UPWARD = {
     "engine.py": {"model"}, "device.py": {"kernels"}, "config.py": {"nano"},
     "__main__.py": {"commands"},
 }
-KERNEL_IMPORTS = {"numerics", "device", "errors"}     # what kernels/ may take from the spine
+KERNEL_IMPORTS = {"numerics", "device", "errors", "config"}     # what kernels/ may take from the spine
 SERVER_FORBIDDEN = {"kvpool", "slots", "step", "sampler", "scheduler", "numerics", "device", "tree"}
 ONLY_IN = {"numba": ("kernels", "device.py"), "llvmlite": ("kernels",), "aiohttp": ("server",),
            "cuda": ("kernels", "device.py", "model")}

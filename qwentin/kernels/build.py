@@ -28,6 +28,7 @@ from numba import cuda
 from numba.cuda import dispatcher
 from numba.cuda import types as numba_types
 
+from ..config import cache_directory
 from . import nvrtc
 from .unroll import unroll
 
@@ -111,8 +112,9 @@ def compiled(kernel, chip, output):
     """numba's output for a kernel: "ptx" text or "ltoir" bytes."""
     cc = capability(chip)
     with headless(cc):
-        code, _ = cuda.compile(kernel.function, numba_types.void(*kernel.signature), device=False, abi="numba",
-                               lineinfo=True, cc=cc, output=output, launch_bounds=(kernel.threads, kernel.min_blocks))
+        code, _ = cuda.compile(kernel.function, numba_types.void(*kernel.signature), device=False, abi="numba", cc=cc,
+                               lineinfo=output == "ptx",       # NVRTC's LTO-IR has another debug format: no mixing
+                               output=output, launch_bounds=(kernel.threads, kernel.min_blocks))
     return code
 
 
@@ -184,14 +186,12 @@ def log_of(handle, kind):
 
 
 # ------------------------------------------------------------------------------------------------ the disk cache
-def cache_folder():
-    """Where compiled kernels are kept; safe to delete at any time."""
-    return Path.home() / ".cache" / "qwentin" / "kernels"
-
-
 def kept(name, make):
-    """The bytes of a cache file, made and stored if it is not there; a folder that cannot be written is no error."""
-    path = cache_folder() / name
+    """The bytes of a file of the cache folder, made and stored if it is not there.
+
+    The folder may be deleted at any time; one that cannot be written is no error.
+    """
+    path = cache_directory() / "kernels" / name
     with contextlib.suppress(OSError):
         return path.read_bytes()
     data = make()

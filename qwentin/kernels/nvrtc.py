@@ -23,7 +23,7 @@ def external(name, returns, *arguments):
 def ltoir(source, chip):
     """LTO-IR bytes of CUDA source for a chip such as "sm_120a"."""
     program = checked(nvrtc.nvrtcCreateProgram(source.encode(), b"device.cu", 0, [], []))
-    options = [f"--gpu-architecture={chip.replace('sm', 'compute')}".encode(), b"-dlto", b"-rdc=true", b"-lineinfo"]
+    options = [f"--gpu-architecture={chip.replace('sm', 'compute')}".encode(), b"-dlto", b"-rdc=true"]
     try:
         status, = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
