@@ -17,7 +17,7 @@ from ..step import Output, Step, ancestors
 from .cpu_delta import causal_conv, delta_chunked, delta_step, delta_tree
 from .cpu_weights import DeltaNet, read_draft_head, read_layer
 
-SCORES = 1 << 24            # float32 attention scores held at once: 64 MiB bounds the scratch at any context
+QUERIES = 128               # rows of attention scored at once: bounds the scratch, and the causal triangle is cut in steps
 
 
 def sigmoid(x):
@@ -117,8 +117,8 @@ class CpuTower:
 
     def mlp(self, hidden, layer):
         gate_up = (rms_unit(hidden, self.config.rms_norm_eps) * layer.norm_post) @ layer.gate_up.T
-        gate, up = np.split(gate_up, 2, axis=-1)
-        return (silu(gate) * up) @ layer.down.T
+        F = self.config.intermediate_size
+        return (silu(gate_up[:, :F]) * gate_up[:, F:]) @ layer.down.T
 
     # ------------------------------------------------------------------ full attention
     def rope_table(self, positions):
@@ -135,11 +135,10 @@ class CpuTower:
     def attention(self, x, w, step, layer, cos, sin):
         c, T, eps = self.config, len(x), self.config.rms_norm_eps
         H, G, hd = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        qg, k, v = np.split(x @ w.qkv.T, [2 * H * hd, 2 * H * hd + G * hd], axis=-1)
-        q, gate = np.split(qg.reshape(T, H, 2 * hd), 2, axis=-1)
+        qkv = (x @ w.qkv.T).reshape(T, 2 * H + 2 * G, hd)       # [q, gate of head 0 | of head 1 ... | k | v]
+        q, gate, k, v = qkv[:, 0:2 * H:2], qkv[:, 1:2 * H:2], qkv[:, 2 * H:2 * H + G], qkv[:, 2 * H + G:]
         q = self.rotate(rms_unit(q, eps) * w.q_norm, cos, sin) * np.float32(hd ** -0.5)
-        k = self.rotate(rms_unit(k.reshape(T, G, hd), eps) * w.k_norm, cos, sin)
-        v = v.reshape(T, G, hd)
+        k = self.rotate(rms_unit(k, eps) * w.k_norm, cos, sin)
         out = np.empty((T, H, hd), np.float32)
         for r in range(step.sequences):
             rows, pages = step.span(r), step.pages[r]
@@ -153,7 +152,8 @@ class CpuTower:
     def delta_net(self, x, w, step, layer):
         c, T = self.config, len(x)
         Nv, dv, C = c.linear_num_value_heads, c.linear_value_head_dim, c.conv_channels
-        mix, z, b, a = np.split(x @ w.into.T, np.cumsum([C, Nv * dv, Nv]), axis=-1)
+        into = x @ w.into.T                                     # [mix | z | b | a]
+        mix, z, b, a = into[:, :C], into[:, C:-2 * Nv], into[:, -2 * Nv:-Nv], into[:, -Nv:]
         beta, g = sigmoid(b), w.decay * softplus(a + w.dt_bias)
         out = np.empty((T, Nv, dv), np.float32)
         for r in range(step.sequences):
@@ -180,10 +180,9 @@ class CpuTower:
         """[t, C] -> unit q (scaled by dk^-0.5) and k [t, Nv, dk], v [t, Nv, dv]; a key head serves Nv/Nk value heads."""
         c, T = self.config, len(y)
         Nk, Nv, dk = c.linear_num_key_heads, c.linear_num_value_heads, c.linear_key_head_dim
-        q, k, v = np.split(y, [Nk * dk, 2 * Nk * dk], axis=-1)
-        q, k = l2_unit(q.reshape(T, Nk, dk)) * np.float32(dk ** -0.5), l2_unit(k.reshape(T, Nk, dk))
-        q, k = (np.repeat(x, Nv // Nk, axis=1) for x in (q, k))
-        return q, k, v.reshape(T, Nv, -1)
+        qk = l2_unit(y[:, :2 * Nk * dk].reshape(T, 2 * Nk, dk))
+        qk = np.repeat(qk, Nv // Nk, axis=1)
+        return qk[:, :Nv] * np.float32(dk ** -0.5), qk[:, Nv:], y[:, 2 * Nk * dk:].reshape(T, Nv, -1)
 
     # ------------------------------------------------------------------ accepting a tree
     def commit_accepted(self, step, r):
@@ -206,23 +205,24 @@ class CpuTower:
 
 
 def attend(q, keys, values, mask):
-    """Grouped-query attention of t scaled queries. q [t, H, hd], keys and values [L, G, hd], the last t of them the
-    queries' own rows, which mask bool [t, t] restricts. Returns [t, H, hd]."""
+    """Grouped-query attention of t scaled queries. q [t, H, hd]; keys and values [L, G, hd], the last t of them the queries'
+    own rows, which mask bool [t, t] restricts: True at most on and below its diagonal. Returns [t, H, hd]."""
     t, H, hd = q.shape
-    L, G = keys.shape[:2]
-    out = np.empty_like(q)
+    past, G = len(keys) - t, keys.shape[1]
+    out = np.empty((t, H, hd), np.float32)
     kt, vt = keys.transpose(1, 2, 0), values.transpose(1, 0, 2)         # [G, hd, L], [G, L, hd]
-    block = max(1, SCORES // (H * L))
-    for i in range(0, t, block):
-        n = min(block, t - i)
-        rows = q[i:i + n].reshape(n, G, H // G, hd).transpose(1, 2, 0, 3).reshape(G, -1, hd)
-        scores = (rows @ kt).reshape(G, H // G, n, L)
-        scores[..., L - t:] += np.where(mask[i:i + n], np.float32(0), np.float32(-np.inf))
+    for i in range(0, t, QUERIES):
+        end = min(i + QUERIES, t)
+        n, seen = end - i, past + end                                   # later keys are nobody's ancestors
+        rows = q[i:end].reshape(n, G, H // G, hd).transpose(1, 2, 0, 3).reshape(G, -1, hd)
+        scores = (rows @ kt[:, :, :seen]).reshape(G, H // G, n, seen)
+        if t > 1:
+            scores[..., past:] += np.where(mask[i:end, :end], np.float32(0), np.float32(-np.inf))
         scores -= scores.max(-1, keepdims=True)
         np.exp(scores, out=scores)
         scores /= scores.sum(-1, keepdims=True)
-        o = (scores.reshape(G, -1, L) @ vt).reshape(G, H // G, n, hd)
-        out[i:i + n] = o.transpose(2, 0, 1, 3).reshape(n, H, hd)
+        o = (scores.reshape(G, -1, seen) @ vt[:, :seen]).reshape(G, H // G, n, hd)
+        out[i:end] = o.transpose(2, 0, 1, 3).reshape(n, H, hd)
     return out
 
 
