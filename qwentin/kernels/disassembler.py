@@ -33,5 +33,5 @@ def sass(cubin):
 
 def opcodes(cubin):
     """Every instruction's mnemonic with its modifiers, in order: `LDG.E.128.CONSTANT`, `HMMA.16816.F32`, ..."""
-    found = (re.match(r"(?:@!?U?P\w+ )?([A-Z][A-Z0-9_.]*)\b.*;", line) for line in sass(cubin).splitlines())
+    found = (re.match(r"(?:@!?U?P\w+ )?([A-Z][\w.]*)\b.*;", line) for line in sass(cubin).splitlines())
     return [match.group(1) for match in found if match]

@@ -82,18 +82,14 @@ class Fold(ast.NodeTransformer):
         return node
 
     def visit_BoolOp(self, node):
-        """Known terms decide (`and` with a false one, `or` with a true one) or disappear."""
+        """A known term decides (`and` with a false one, `or` with a true one) or disappears; terms are conditions."""
         decides = isinstance(node.op, ast.Or)
-        rest = []
-        for term in (self.visit(v) for v in node.values):
-            if not isinstance(term, ast.Constant):
-                rest.append(term)
-            elif bool(term.value) == decides:
-                rest.append(ast.copy_location(ast.Constant(decides), node))
-                break
-        if len(rest) > 1:
-            return ast.copy_location(ast.BoolOp(node.op, rest), node)
-        return rest[0] if rest else ast.copy_location(ast.Constant(not decides), node)
+        terms = [self.visit(v) for v in node.values]
+        open_terms = [t for t in terms if not isinstance(t, ast.Constant)]
+        if not open_terms or any(isinstance(t, ast.Constant) and bool(t.value) == decides for t in terms):
+            known = any(isinstance(t, ast.Constant) and bool(t.value) == decides for t in terms)
+            return ast.copy_location(ast.Constant(known == decides), node)
+        return open_terms[0] if len(open_terms) == 1 else ast.copy_location(ast.BoolOp(node.op, open_terms), node)
 
     def visit_Name(self, node):
         if isinstance(node.ctx, ast.Load) and node.id in self.known:
