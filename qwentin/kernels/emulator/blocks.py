@@ -113,7 +113,10 @@ def renumbered(blocks):
 
 
 def arranged(blocks, nodes, entry):
-    """Topological order of the components of `nodes`, earliest text first; inside a loop: its head, then the rest."""
+    """Topological order of the components of `nodes`; inside a loop: its head, then the rest.
+
+    Of what could come next, a block that ends the kernel (nobody must wait for threads that are about to leave), then
+    the earliest in the text."""
     component = components(blocks, nodes)
     members, waits = {}, {}
     for node in sorted(nodes):
@@ -122,7 +125,8 @@ def arranged(blocks, nodes, entry):
     edges = {(a, b) for a, b in edges if a != b}
     for _, b in edges:
         waits[b] = waits.get(b, 0) + 1
-    ready = [(min(m), c) for c, m in members.items() if c not in waits]
+    rank = {c: (blocks[min(m)].kind != EXIT, min(m)) for c, m in members.items()}
+    ready = [(rank[c], c) for c in members if c not in waits]
     heapq.heapify(ready)
     order = []
     while ready:
@@ -134,7 +138,7 @@ def arranged(blocks, nodes, entry):
             if a == c:
                 waits[b] -= 1
                 if not waits[b]:
-                    heapq.heappush(ready, (min(members[b]), b))
+                    heapq.heappush(ready, (rank[b], b))
     return order
 
 

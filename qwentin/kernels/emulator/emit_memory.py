@@ -1,6 +1,6 @@
 """Emitters: loads, stores, atomics, fences."""
 from .compile import emits, unsupported
-from .dtypes import dtype_of, name_of, unsigned, width_of, word
+from .dtypes import TYPES, dtype_of, name_of, unsigned, width_of, word
 from .operands import KernelParam, Param, Reg, Vector
 
 SPACES = ("global", "shared", "local", "param", "const")
@@ -84,13 +84,13 @@ def store(c, ins):
 
 @emits("atom", "red", allow=f"{PLACES} {SYNC} noftz L2::cache_hint cas exch inc dec " + " ".join(OPERATIONS))
 def atomic(c, ins):
-    kind, space = ins.type, space_of(ins)
+    kind, space = next(m for m in reversed(ins.op) if m in TYPES), space_of(ins)
     operation, = [m for m in ins.op[1:] if m in OPERATIONS]
     returns = ins.base == "atom"
     target, *values = ins.args[1 if returns else 0:]
     if "L2::cache_hint" in ins.mods:
         values.pop()
-    if kind[0] in "fb" and kind not in HALVES and operation not in ("add", "exch", "cas") and kind[0] == "f":
+    if kind in ("f32", "f64") and operation not in ("add", "exch"):
         raise unsupported(ins)
     if kind in HALVES:
         if operation != "add":

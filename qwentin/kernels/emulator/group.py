@@ -23,7 +23,7 @@ class Group:
 
     def __init__(self, program, memory, launch, ids):
         self.program, self.params, self.symbols = program, launch.params, launch.symbols
-        self.threads = Threads(launch.grid, launch.block, ids)
+        self.threads = Threads(launch.grid, launch.block, ids, launch.per)
         static, dynamic = program.module.shared_bytes, launch.shared_bytes
         self.dynamic_base = SHARED_BASE + (-(-static // DYNAMIC_ALIGN) * DYNAMIC_ALIGN if dynamic else static)
         size = self.dynamic_base - SHARED_BASE + dynamic

@@ -7,7 +7,7 @@ from .group import Group
 from .memory import GlobalMemory
 from .races import News
 from .schedule import Scheduler
-from .spaces import WARP
+from .spaces import WARP, WARPGROUP
 
 TOGETHER = 4096                       # threads run together: enough to make numpy's overhead small, and fit caches
 TOGETHER_POLLING = 1 << 17            # if blocks may wait for one another, all must run together
@@ -26,7 +26,8 @@ class Launch:
             allowed = int(np.prod(sizes))
             if threads > allowed or name == "reqntid" and threads != allowed:
                 raise PtxError(f"a block of {threads} threads, but the kernel says .{name} {allowed}")
-        self.per, self.clock = -(-threads // WARP) * WARP, 0
+        unit = WARPGROUP if program.uses_wgmma else WARP
+        self.per, self.clock = -(-threads // unit) * unit, 0
         self.news = News(self.per)
 
 

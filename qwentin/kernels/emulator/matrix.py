@@ -79,10 +79,10 @@ class Matrix:
     # ---- mma
     def mma(self, kinds, a, b, c, half_result, scale, mask, at):
         """D = A B + C. kinds: element types of A and B; scale: None, or what `scaled` takes."""
-        self.warps.whole(mask, at)
+        warps = self.warps.whole(mask, at)
         A, B = fragment_a(self.stacked(a), kinds[0]), fragment_b(self.stacked(b), kinds[1])
         if scale:
-            A, B = self.scaled(A, B, *scale, at)
+            A, B = self.scaled(A, B, *scale, warps, at)
         c = self.stacked(c)
         if half_result:                                                  # two halves a register
             c = c.view(f2)
@@ -99,15 +99,16 @@ class Matrix:
         full = [np.broadcast_to(r, (self.threads.count,)) for r in registers]
         return np.stack(full, 1).reshape(-1, WARP, len(full))
 
-    def scaled(self, A, B, chunks, kind, scale_a, select_a, scale_b, select_b, at):
+    def scaled(self, A, B, chunks, kind, scale_a, select_a, scale_b, select_b, warps, at):
         """A and B times their scales. select: (byte-id, thread-id), constants of the warp."""
         row, column = np.arange(16), np.arange(8)
         for name, data, (byte, thread), lanes, top in (
                 ("a", scale_a, select_a, lambda t: 4 * (row % 8) + row // 8 + 2 * t, 1),
                 ("b", scale_b, select_b, lambda t: 4 * column + t, 3)):
-            byte, thread = self.uniform(byte, at), self.uniform(thread, at)
+            byte, thread = self.uniform(byte, warps, at), self.uniform(thread, warps, at)
             if thread > top or byte not in {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,)}[chunks]:
-                self.fault(at, f"byte-id-{name} {byte} with thread-id-{name} {thread}: invalid for scale_vec::{chunks}X")
+                self.fault(at, f"byte-id-{name} {byte} with thread-id-{name} {thread}: invalid for "
+                               f"scale_vec::{chunks}X", WARP * warps[0])
             words = np.broadcast_to(data, (self.threads.count,)).reshape(-1, WARP)[:, lanes(thread)]
             shift = (8 * (byte + np.arange(chunks))).astype(u4)
             scales = SCALE_BYTE[kind][words[..., None] >> shift & u4(255)]       # [warps, row or column, chunk]
@@ -118,10 +119,11 @@ class Matrix:
                 B = B * scales.swapaxes(1, 2)
         return A, B
 
-    def uniform(self, value, at):
-        values = np.unique(value)
+    def uniform(self, value, warps, at):
+        """A selector as a number: a constant, or a register that is equal in all lanes."""
+        values = np.unique(np.broadcast_to(value, (self.threads.count,)).reshape(-1, WARP)[warps])
         if len(values) != 1:
-            self.fault(at, f"a scale selector that differs within the warp: {values}")
+            self.fault(at, f"a scale selector that is not one number: {values}", WARP * warps[0])
         return int(values[0])
 
 

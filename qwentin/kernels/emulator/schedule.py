@@ -12,7 +12,7 @@ import numpy as np
 from .blocks import BRANCH, EXIT, JUMP
 from .errors import Fault
 from .operands import Sink
-from .spaces import WARP
+from .spaces import WARP, WARPGROUP
 
 DONE = 1 << 30
 COHORTS = 3
@@ -33,9 +33,10 @@ class Scheduler:
         self.barrier_count, self.barrier_block = np.zeros(n, int), np.zeros(n, int)
         self.arrived = {}                                                # (block, id) -> threads of bar.arrive
         self.predicates = np.zeros(n, bool)                              # operands of bar.red
-        self.unit = self.threads.index // (128 if self.program.uses_wgmma and self.threads.per % 128 == 0 else WARP)
+        self.unit = self.threads.index // (WARPGROUP if self.program.uses_wgmma else WARP)
         self.ran = np.zeros(self.unit[-1] + 1, int)                      # [units] when it last had a turn
         self.events = self.rounds = 0
+        self.exits = [i for i, b in enumerate(self.blocks) if b.kind == EXIT and not b.code]
         self.cohort = np.zeros(n, int)
         self.deal()
 
@@ -98,6 +99,7 @@ class Scheduler:
     # ---- threads at different blocks
     def apart(self):
         """Run until all living threads meet (-> their block) or have left (-> None)."""
+        self.take_exits()
         while (self.at != DONE).any():
             ready = self.ready()
             number, mask = self.choose(ready)
@@ -140,14 +142,19 @@ class Scheduler:
         block = self.blocks[number]
         result = self.program.function(number, True)(self.group, self.group.registers, mask)
         self.count_step(number)
-        if block.kind == BRANCH:
-            self.at[mask] = np.where(result[mask], block.taken, block.next)
-        elif block.kind == JUMP:
-            self.at[mask] = block.next
+        if block.kind in (BRANCH, JUMP):
+            self.at[mask] = np.where(result[mask], block.taken, block.next) if block.kind == BRANCH else block.next
+            self.take_exits()
         elif block.kind == EXIT:
             self.leave(mask)
         else:
             self.arrive(mask, number, result)
+
+    def take_exits(self):
+        """Threads at a bare `ret` leave at once: nobody must wait for them."""
+        for number in self.exits:
+            if (gone := self.at == number).any():
+                self.leave(gone)
 
     def leave(self, mask):
         """Threads have left: nobody waits for them, but a barrier must not lose part of a warp that stands at it."""

@@ -1,6 +1,6 @@
 """The threads of a group of blocks that run together: who they are, which are alive, what they see of themselves.
 
-Arrays over threads have shape [threads]: blocks follow one another, each padded to whole warps. A mask is such an
+Arrays over threads have shape [threads]: blocks follow one another, each padded. A mask is such an
 array of bool, or None for "all of them".
 """
 import numpy as np
@@ -11,12 +11,11 @@ from .spaces import WARP
 
 
 class Threads:
-    """blocks: the linear ids of the blocks in this group; per: threads a block, padded; exited: any has left."""
+    """ids: the linear ids of the blocks in this group; per: threads a block, padded to whole warps (or warpgroups)."""
 
-    def __init__(self, grid, block, ids):
+    def __init__(self, grid, block, ids, per):
         self.grid, self.shape, self.ids = grid, block, np.asarray(ids)
-        self.block_size = block[0] * block[1] * block[2]
-        self.per = -(-self.block_size // WARP) * WARP
+        self.block_size, self.per = block[0] * block[1] * block[2], per
         self.blocks, self.count = len(ids), len(ids) * self.per
         self.index = np.arange(self.count)
         self.local = np.tile(np.arange(self.per), self.blocks)           # index within the block

@@ -27,9 +27,8 @@ from .dtypes import f2, f4, f8, i4, u2, u4
 from .formats import OPERAND_BYTE, from_bf16
 from .matrix import fragment_a
 from .shared import READ
-from .spaces import SHARED_BASE
+from .spaces import SHARED_BASE, WARPGROUP
 
-WARPGROUP = 128
 SWIZZLE_WIDTH = {1: 128, 2: 64, 3: 32}
 
 
