@@ -25,14 +25,10 @@ from qwentin.server.fields import read
 END = b"<|im_end|>"
 
 
-def pieces(text: str, *sizes: int) -> list[list[bytes]]:
-    """Tokens of the given sizes in bytes (the last size repeats), one token a Delta."""
-    raw, out, sizes = text.encode(), [], list(sizes) or [1]
-    while raw:
-        size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
-        out.append([raw[:size]])
-        raw = raw[size:]
-    return out
+def pieces(text: str, size: int = 1) -> list[list[bytes]]:
+    """Tokens of `size` bytes, one token a Delta."""
+    raw = text.encode()
+    return [[raw[at:at + size]] for at in range(0, len(raw), size)]
 
 
 def ragged(text: str, seed: int, token: int = 4, delta: int = 4) -> list[list[bytes]]:

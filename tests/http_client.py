@@ -1,4 +1,5 @@
 """A few lines of http.client for tests: JSON in, JSON or server-sent events out, and sockets that can be dropped."""
+import contextlib
 import http.client
 import json
 import socket
@@ -79,21 +80,33 @@ def fold(frames) -> list[dict]:
     return [choices[i] for i in sorted(choices)]
 
 
-def open_request(url, path, body, headers=()) -> socket.socket:
-    """Send a POST and return its socket, nothing read: to be dropped by the test, or read slowly."""
+@contextlib.contextmanager
+def slow_response(url, path, body):
+    """The response of a POST whose headers came; its body waits until it is read."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60.0)
+    connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+def open_request(url, path, body, missing=0) -> socket.socket:
+    """Send a POST and return its socket, nothing read: to be dropped by the test, or read slowly. `missing` bytes of the
+    body are announced and never sent."""
     parts, raw = urlsplit(url), json.dumps(body).encode()
     sock = socket.create_connection((parts.hostname, parts.port), timeout=30)
     lines = [f"POST {path} HTTP/1.1", f"Host: {parts.netloc}", "Content-Type: application/json",
-             f"Content-Length: {len(raw)}", *(f"{k}: {v}" for k, v in dict(headers).items()), "", ""]
+             f"Content-Length: {len(raw) + missing}", "", ""]
     sock.sendall("\r\n".join(lines).encode() + raw)
     return sock
 
 
 def read_until(sock, marker: bytes) -> bytes:
     """Bytes of a socket up to and including `marker`."""
-    seen = b""
-    while marker not in seen:
+    seen = bytearray()
+    while marker not in seen[-4096 - len(marker):]:
         more = sock.recv(4096)
-        assert more, f"the connection ended before {marker}: {seen[-200:]}"
+        assert more, f"the connection ended before {marker}: {bytes(seen[-200:])}"
         seen += more
-    return seen
+    return bytes(seen)

@@ -62,7 +62,7 @@ def test_characters_cut_by_tokens(size):
 
 
 def test_first_text_is_reasoning_even_when_the_prompt_shows_tool_calls():
-    tools = [{"type": "function", "function": {"name": "f", "description": "<tool_call> </think> <think>", "parameters": {}}}]
+    tools = [{"type": "function", "function": {"name": "f", "description": "<tool_call> </think> <think>"}}]
     chunks, _, _ = reply_to(pieces(THOUGHT, 7), tools=tools)
     texts = [c["choices"][0]["delta"] for c in chunks]
     assert texts[0] == {"role": "assistant", "content": ""}
@@ -301,25 +301,24 @@ def test_bad_messages_are_named(message, param):
     ({"temperature": "hot"}, "temperature"), ({"temperature": True}, "temperature"), ({"top_p": []}, "top_p"),
     ({"temperature": 10**400}, "temperature"), ({"top_k": 1.5}, "top_k"), ({"seed": "1"}, "seed"),
     ({"n": 0}, "n"), ({"n": 129}, "n"), ({"n": True}, "n"), ({"n": "2"}, "n"),
-    ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"max_completion_tokens": 1.5},
-                                                                           "max_completion_tokens"),
+    ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": -1}, "max_tokens"),
+    ({"max_completion_tokens": 1.5}, "max_completion_tokens"),
     ({"stop": ""}, "stop"), ({"stop": ["a", ""]}, "stop"), ({"stop": ["a"] * 17}, "stop"), ({"stop": 5}, "stop"),
     ({"stop": [5]}, "stop"), ({"stop_token_ids": ["a"]}, "stop_token_ids"), ({"stop_token_ids": [-1]}, "stop_token_ids"),
-    ({"logit_bias": [1]}, "logit_bias"), ({"logit_bias": {"a": 1}}, "logit_bias"), ({"logit_bias": {"5": "x"}},
-                                                                                    "logit_bias.5"),
-    ({"logprobs": 3}, "logprobs"), ({"top_logprobs": 3}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21},
-                                                                          "top_logprobs"),
+    ({"logit_bias": [1]}, "logit_bias"), ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": "x"}}, "logit_bias.5"), ({"logprobs": 3}, "logprobs"), ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"stream": "yes"}, "stream"), ({"stream_options": True}, "stream_options"),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     ({"reasoning_effort": "huge"}, "reasoning_effort"), ({"enable_thinking": "no"}, "enable_thinking"),
     ({"chat_template_kwargs": {"enable_thinking": "no"}}, "chat_template_kwargs.enable_thinking"),
-    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"), ({"chat_template_kwargs": 1},
-                                                                           "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": 1}, "chat_template_kwargs"),
     ({"tools": {}}, "tools"), ({"tools": [3]}, "tools[0]"), ({"tools": [{"type": "web_search"}]}, "tools[0]"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
     ({"tool_choice": "required"}, "tool_choice"), ({"tool_choice": {"type": "function"}}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format.type"), ({"response_format": "json"},
-                                                                             "response_format"),
+    ({"response_format": {"type": "json_object"}}, "response_format.type"),
+    ({"response_format": "json"}, "response_format"),
     ({"model": 5}, "model"), ({"ignore_eos": 1}, "ignore_eos"),
 ])
 def test_bad_values_name_the_field(body, param):

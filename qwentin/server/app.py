@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from ..config import EngineConfig
-from ..errors import ContextOverflow, EngineStopped, RequestError
+from ..errors import ContextOverflow, EngineStopped
 from .bridge import open_run
 from .chat import ChatReply
 from .completions import CompletionReply
@@ -122,11 +122,8 @@ async def answer(request: web.Request, dialect) -> web.StreamResponse:
 
 def prepare(dialect, raw: bytes, engine, model: str):
     """A dialect's reply object from a body, and the names in the body that mean nothing. Raises RequestError."""
-    try:
-        body = parse_json(raw)
-        return dialect(read(dialect.body_type, body), engine, model), unknown(dialect.body_type, body)
-    except RecursionError:
-        raise RequestError("The body is nested too deeply.", code="invalid_json") from None
+    body = parse_json(raw)
+    return dialect(read(dialect.body_type, body), engine, model), unknown(dialect.body_type, body)
 
 
 def convert(function):

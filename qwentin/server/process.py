@@ -10,6 +10,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
@@ -19,6 +20,7 @@ from .app import Service, make_app
 
 log = logging.getLogger("qwentin.server")
 
+WORKERS = 4                 # threads that render and tokenise prompts: few, because each keeps memory of its own
 LAST_WRITES_S = 2.0         # after the engine stopped: time for handlers to write what they hold
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -29,6 +31,7 @@ async def serve(config: EngineConfig, load: Callable, announce: Callable[[str], 
     Raises ConfigError if the port cannot be opened, and whatever `load` raises.
     """
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(WORKERS, "prepare"))
     service, stop = Service(config), asyncio.Event()
     for number in SIGNALS:
         loop.add_signal_handler(number, on_signal, loop, stop)

@@ -53,6 +53,8 @@ def error_object(message: str, kind: str, param: str | None = None, code: str | 
 
 def describe(error: Exception) -> tuple[int, dict, dict]:
     """Status, headers and JSON body for any exception; one that is not in the table is a 500, and logged."""
+    if isinstance(error, RecursionError):       # only a client's JSON nests without bound
+        error = RequestError("The body is nested too deeply.", code="invalid_json")
     for kind, status, type_, code, retry in TABLE:
         if isinstance(error, kind):
             headers = {} if retry is None else {"Retry-After": str(getattr(error, "retry_after", retry))}
