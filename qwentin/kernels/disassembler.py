@@ -1,11 +1,14 @@
 """SASS, the chip's own instructions, out of a cubin; through NVIDIA's nvdisasm, which needs no GPU."""
 import functools
+import hashlib
 import importlib.metadata
 import re
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+
+from .build import kept
 
 
 @functools.cache
@@ -21,14 +24,17 @@ def nvdisasm():
     return found[0]
 
 
+@functools.cache
 def sass(cubin):
-    """The instructions of a Cubin, one a line, without addresses and encodings."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin.code)
-        text = subprocess.run([nvdisasm(), "-c", str(path)], capture_output=True, text=True, check=True).stdout
+    """The instructions of a Cubin, one a line, without addresses and encodings; kept beside the cubins."""
+    def make():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernel.cubin"
+            path.write_bytes(cubin.code)
+            return subprocess.run([nvdisasm(), "-c", str(path)], capture_output=True, check=True).stdout
+    text = kept(f"{hashlib.sha256(cubin.code).hexdigest()[:20]}.sass", make).decode()
     lines = (re.sub(r"\s*/\*[^*]*\*/\s*", " ", line).strip() for line in text.splitlines())
-    return "\n".join(line for line in lines if line and not line.startswith(("//", ".", "\t.")) or re.match(r"\.L_", line))
+    return "\n".join(line for line in lines if line and not line.startswith(("//", ".")) or line.startswith(".L_"))
 
 
 def opcodes(cubin):

@@ -107,9 +107,10 @@ def launch(stream, ids, table, scale, out, format):
     (rows, d), vocabulary = out.shape, table.shape[0]
     if not d or d % UNIT[format]:
         raise ValueError(f"out has {d} columns; a table in {format} wants a positive multiple of {UNIT[format]}")
-    wanted = (vocabulary, d // UNIT[format] * BYTES[format] // table.dtype.itemsize)
-    if table.dtype != (np.uint16 if format == "bf16" else np.uint8) or tuple(table.shape) != wanted:
-        raise ValueError(f"a table in {format} for {d} columns must have shape {wanted}, "
+    dtype = np.dtype(np.uint16 if format == "bf16" else np.uint8)
+    wanted = (vocabulary, d // UNIT[format] * BYTES[format] // dtype.itemsize)
+    if table.dtype != dtype or tuple(table.shape) != wanted:
+        raise ValueError(f"a table in {format} for {d} columns must be {dtype} {wanted}, "
                          f"got {table.dtype} {tuple(table.shape)}")
     if tuple(ids.shape) != (rows,) or ids.dtype.itemsize != 4 or ids.dtype.kind not in "iu":
         raise ValueError(f"ids must be i32 or u32 {(rows,)}, got {ids.dtype} {tuple(ids.shape)}")

@@ -31,7 +31,7 @@ class Output:
         if self.exact:
             return np.zeros(want.shape)
         relative, absolute = ROUNDING[np.dtype(dtype).name]
-        return self.atol + absolute + (self.rtol + relative) * np.abs(want)
+        return self.atol + absolute + (self.rtol + relative) * np.where(np.isfinite(want), np.abs(want), 0)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ def compare(name, output, got, want, before=None):
     if before is not None:
         kept = output.values(before)
         stays = (kept == want) | ((kept != kept) & (want != want))
-        difference = np.where(stays & (got != before), np.inf, difference)
+        bits = np.dtype(f"u{got.itemsize}")
+        difference = np.where(stays & (got.view(bits) != before.view(bits)), np.inf, difference)
     return judged(name, value, want, difference, output.allowed(got.dtype, want))
 
 

@@ -18,6 +18,7 @@ The rewritten text is `source_of(function)`, and stands in linecache under `<unr
 """
 import ast
 import copy
+import functools
 import inspect
 import linecache
 import types as python_types
@@ -77,8 +78,7 @@ class Fold(ast.NodeTransformer):
                         return other
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.left, ast.Tuple) \
                 and isinstance(node.right, ast.Constant):
-            elements = [copy.deepcopy(e) for _ in range(node.right.value) for e in node.left.elts]
-            return ast.copy_location(ast.Tuple(elements, ast.Load()), node)
+            return display([copy.deepcopy(e) for _ in range(node.right.value) for e in node.left.elts], node)
         return node
 
     def visit_BoolOp(self, node):
@@ -130,8 +130,8 @@ class Fold(ast.NodeTransformer):
         loops = inside.generators
         if len(loops) != 1 or loops[0].ifs or not is_static(loops[0].iter):
             raise UnrollError(f"{self.where}:{node.lineno}: tuple(...) takes one plain static_range loop")
-        parts = [inner.visit(copy.deepcopy(inside.elt)) for inner in self.turns(loops[0].target, loops[0].iter)]
-        return ast.copy_location(ast.Tuple(parts, ast.Load()), node)
+        return display([inner.visit(copy.deepcopy(inside.elt))
+                        for inner in self.turns(loops[0].target, loops[0].iter)], node)
 
     def turns(self, target, call):
         """One Fold for each turn of a static loop, its variable known."""
@@ -206,6 +206,15 @@ class Narrow(ast.NodeTransformer):
             node.args = [self.number(a) if isinstance(getattr(a, "value", None), float) else self.visit(a)
                          for a in node.args]
         return node
+
+
+def display(elements, node):
+    """A tuple display at a node's place. Past 30 elements Python would build a list, which numba mishandles: a sum."""
+    parts = [ast.Tuple(elements[i:i + 30], ast.Load()) for i in range(0, max(len(elements), 1), 30)]
+    whole = functools.reduce(lambda left, right: ast.BinOp(left, ast.Add(), right), parts)
+    for part in (whole, *parts):
+        ast.copy_location(part, node)
+    return ast.fix_missing_locations(ast.copy_location(whole, node))
 
 
 def is_static(node):
