@@ -133,7 +133,7 @@ class EngineConfig:
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes a free one and prints it", low=0)
     api_key: str = option("", "require this bearer token on every route but /health", metavar="KEY")
-    served_model_name: str = option("", "name in /v1/models (default: the directory's name)", metavar="NAME")
+    served_model_name: str = option("", "name in /v1/models (default: the directory's)", metavar="NAME")
     max_model_len: int = option(0, "context window in tokens; 0 takes the checkpoint's", low=0)
     max_seqs: int = option(16, "sequences that run at once; more wait in the queue", low=1)
     max_queue: int = option(256, "requests that may wait before new ones are refused with 503", low=1)

@@ -10,6 +10,8 @@ one sequence at a time. The tower owns the arrays that KVPool and StateSlots onl
 
 Who calls: engine.py. Proven by tests/test_cpu.py against vectors made with transformers, and tests/test_layouts.py.
 """
+from dataclasses import fields
+
 import numpy as np
 
 from ..kvpool import PAGE
@@ -74,6 +76,14 @@ class CpuTower:
 
     def copy_page(self, source: int, target: int) -> None:
         self.kv[:, :, target] = self.kv[:, :, source]
+
+    def weight_bytes(self) -> int:
+        """Bytes of the main model's weights, the draft head not counted."""
+        arrays = [self.embed, self.norm, *([] if self.head is self.embed else [self.head])]
+        for layer in self.layers:
+            arrays += [getattr(layer, f.name) for f in fields(layer) if f.name != "mixer"]
+            arrays += [getattr(layer.mixer, f.name) for f in fields(layer.mixer)]
+        return sum(a.nbytes for a in arrays)
 
     # ------------------------------------------------------------------ the forward passes
     def forward(self, step: Step) -> Output:
