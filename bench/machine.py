@@ -10,7 +10,8 @@ import numpy as np
 def describe() -> str:
     """CPU model, cores, numpy version."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    model = next((line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name")), platform.machine())
+    names = [line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name")]
+    model = names[0] if names else platform.machine()
     return f"{model}, {os.cpu_count()} cores, numpy {np.__version__}"
 
 
