@@ -54,6 +54,11 @@ def pack_rows(packing: Packing, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows, scales
 
 
+def amax(x: np.ndarray) -> float:
+    """The largest magnitude of a bf16 or f32 matrix; NaN if it holds one."""
+    return float(float_of(largest_of_all(*as_bits(x))))
+
+
 def as_bits(x):
     """x as unsigned integers, and how far to shift them up to be float32 bits."""
     if x.ndim != 2 or x.dtype not in (np.uint16, np.float32) or not x.flags.c_contiguous:
@@ -93,6 +98,15 @@ def largest(bits):
     top = u32(0)
     for i in range(len(bits)):
         top = max(top, u32(bits[i] & MAGNITUDE))
+    return top
+
+
+@jit
+def largest_of_all(x, shift):
+    top = u32(0)
+    for row in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            top = max(top, u32((u32(x[row, i]) << shift) & MAGNITUDE))
     return top
 
 

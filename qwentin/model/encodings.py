@@ -8,6 +8,11 @@ parts are there decides the encoding, tensor by tensor; no list in config.json i
     fp8-block            weight: F8_E4M3; weight_scale_inv [N/128, K/128]        code * scale
     nvfp4-tensors        weight_packed, weight_scale, weight_global_scale        code * scale / global
     nvfp4-modelopt       weight: U8, weight_scale, weight_scale_2                code * scale * global
+    fp6, fp8             weight_fp6 or weight_fp8: tiles of kernels/packed.py    code * scale
+    nvfp4                weight_nvfp4: tiles; weight_alpha                       code * scale * alpha
+    fp6-rows, fp8-rows   weight_rows_fp6 [V, 3D/4] or _fp8 [V, D]; weight_rows_scale BF16 [V, D/128]
+
+The last three are what `qwentin convert` writes: tiles for matrices, rows for the embedding table.
 """
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +21,8 @@ import numpy as np
 
 from .. import numerics
 from ..errors import CheckpointError
+from ..kernels import packed
+from ..kernels.packed import FP6, FP8, Packing
 from .safetensor import Shard
 
 FP8_BLOCK = 128                                         # rows and columns under one scale of the official FP8 release
@@ -130,8 +137,79 @@ class NVFP4:
                                      parts["weight_scale"].array()[start:stop], factor, self.convention)
 
 
+@dataclass(frozen=True)
+class Tiles:
+    """A matrix in the kernels' layout."""
+    packing: Packing
+    ignores = frozenset()
+    row_step = packed.ROWS
+
+    @property
+    def name(self):
+        return self.packing.name
+
+    @property
+    def codes(self):
+        """The part with the tiles."""
+        return "weight_" + self.name
+
+    @property
+    def needs(self):
+        return frozenset({self.codes} | ({"weight_alpha"} if self.packing == packed.NVFP4 else set()))
+
+    def check(self, parts, shape):
+        if len(shape) != 2 or shape[1] % packed.DEPTH:
+            raise parts[self.codes].fault(f"stands for shape {list(shape)}; tiles want a matrix with a multiple of "
+                                          f"{packed.DEPTH} columns")
+        parts[self.codes].demand(("U8",), self.packing.shape(*shape))
+        if "weight_alpha" in self.needs:
+            parts["weight_alpha"].demand(("F32",), ())
+
+    def rows(self, parts, start, stop):
+        tiles = parts[self.codes].array()[start // packed.ROWS:-(-stop // packed.ROWS)]
+        out = packed.decode(self.packing, tiles, stop - start)
+        return out * parts["weight_alpha"].floats() if "weight_alpha" in parts else out
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table of which single rows are read: each row one bit string of codes, a bf16 scale for 128 columns."""
+    packing: Packing
+    ignores = frozenset()
+    row_step = 1
+
+    @property
+    def name(self):
+        return self.packing.name + "-rows"
+
+    @property
+    def codes(self):
+        return "weight_rows_" + self.packing.name
+
+    @property
+    def needs(self):
+        return frozenset({self.codes, "weight_rows_scale"})
+
+    def shapes(self, n: int, k: int) -> dict:
+        """Part -> (dtype, shape) of an n x k table."""
+        return {self.codes: ("U8", (n, k * self.packing.codes.bits // 8)),
+                "weight_rows_scale": ("BF16", (n, k // packed.DEPTH))}
+
+    def check(self, parts, shape):
+        if len(shape) != 2 or shape[1] % packed.DEPTH:
+            raise parts[self.codes].fault(f"stands for shape {list(shape)}; a table with a multiple of {packed.DEPTH} "
+                                          "columns was wanted")
+        for part, (dtype, wanted) in self.shapes(*shape).items():
+            parts[part].demand((dtype,), wanted)
+
+    def rows(self, parts, start, stop):
+        codes = numerics.unpack_bits(parts[self.codes].array()[start:stop], self.packing.codes.bits)
+        scale = np.repeat(parts["weight_rows_scale"].floats(start, stop), packed.DEPTH, axis=1)
+        return self.packing.codes.decode(codes) * scale
+
+
 ENCODINGS = (
-    Plain(), BlockFP8(),
+    Plain(), BlockFP8(), Tiles(FP6), Tiles(FP8), Tiles(packed.NVFP4), Rows(FP6), Rows(FP8),
     NVFP4("nvfp4-tensors", "compressed-tensors", "weight_packed", "weight_global_scale",
           frozenset({"input_global_scale"})),
     NVFP4("nvfp4-modelopt", "modelopt", "weight", "weight_scale_2", frozenset({"input_scale"})),
@@ -143,6 +221,11 @@ def owner(name: str) -> tuple[str, str]:
     """(tensor, part) that a stored name stands for: x.weight_scale -> (x.weight, weight_scale)."""
     stem, _, last = name.rpartition(".")
     return (f"{stem}.weight", last) if last in COMPANIONS else (name, "weight")
+
+
+def stored_name(name: str, part: str) -> str:
+    """The inverse of owner."""
+    return name.removesuffix("weight") + part if name.endswith(".weight") else name
 
 
 def choose(parts: dict):

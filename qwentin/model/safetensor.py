@@ -52,10 +52,12 @@ class Shard:
         entry = self.entries[name]
         return np.frombuffer(self._map, np.uint8, entry.stop - entry.start, entry.start)
 
-    def forget(self) -> None:
-        """Let the system drop the pages read so far: they are on disk, and a stream never comes back to them."""
-        if self._map is not None:
-            self._map.madvise(mmap.MADV_DONTNEED)
+    def forget(self, name: str, start: int, stop: int) -> None:
+        """Take bytes [start, stop) of a tensor out of this process's memory: a stream does not come back to them."""
+        first = -(-(self.entries[name].start + start) // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (self.entries[name].start + stop) // mmap.PAGESIZE * mmap.PAGESIZE
+        if self._map is not None and first < last:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def close(self) -> None:
         """Close the map. A view somebody still holds keeps it open until that view dies."""
@@ -100,3 +102,23 @@ class Shard:
                                       f"the file has {self.size}.")
         if start != self.size:
             raise CheckpointError(f"{self.path} has {self.size - start} bytes after its last tensor.")
+
+
+def header_of(tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]) -> tuple[bytes, dict[str, Entry]]:
+    """The header of a file holding `tensors` (name -> dtype, shape), and where each will lie in it.
+
+    Tensors of whole 64-byte lines come first and the header is padded to one, so that these are aligned; the others
+    follow by the size of their elements, which aligns each to its own.
+    """
+    size = {name: math.prod(shape) * ITEM_BYTES[dtype] for name, (dtype, shape) in tensors.items()}
+    order = sorted(tensors, key=lambda name: (size[name] % 64 > 0, size[name] % 64 > 0 and -ITEM_BYTES[tensors[name][0]]))
+    header, start = {"__metadata__": metadata}, 0
+    for name in order:
+        dtype, shape = tensors[name]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, start + size[name]]}
+        start += size[name]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    first = 8 + len(text)
+    entries = {name: Entry(*tensors[name], *(first + offset for offset in header[name]["data_offsets"])) for name in order}
+    return len(text).to_bytes(8, "little") + text, entries

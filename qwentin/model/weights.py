@@ -8,7 +8,7 @@ through memory maps, so a tensor costs memory only while it is read.
 """
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from .safetensor import Shard
 
 INDEX = "model.safetensors.index.json"
 QUANTISATIONS = ("fp8", "compressed-tensors", "modelopt")
+FORMAT, VERSION = "qwentin", "1"                        # in the metadata of the files that `qwentin convert` writes
 SLICE_BYTES = 64 << 20                                  # float32 bytes decoded at a time
 
 log = logging.getLogger(__name__)
@@ -102,12 +103,22 @@ class Checkpoint:
         self.close()
 
 
-def open_checkpoint(directory) -> Checkpoint:
-    """The checkpoint of a directory. Raises ConfigError or CheckpointError: one sentence, before any data is read."""
+def open_checkpoint(directory, mtp=None) -> Checkpoint:
+    """The checkpoint of a directory. Raises ConfigError or CheckpointError: one sentence, before any data is read.
+
+    `mtp` is another directory to take the draft head from, whatever the first says of one.
+    """
     directory = Path(directory)
     config = ModelConfig.from_directory(directory)
     check_quantisation(directory)
     shards, stored = read_headers(directory)
+    if mtp is not None:
+        config = replace(config, mtp_num_hidden_layers=1)
+        more, head = read_headers(Path(mtp))
+        head = {key: part for key, part in head.items() if names.is_mtp(key)}
+        if not head:
+            raise CheckpointError(f"{mtp} holds no mtp.* tensor; the files of an MTP head were wanted.")
+        shards, stored = shards + more, {k: p for k, p in stored.items() if not names.is_mtp(k)} | head
     tensors = {}
     for name, found in match(config, stored, directory):
         if isinstance(found, CheckpointError):
@@ -134,7 +145,7 @@ def read_headers(directory: Path) -> tuple[list[Shard], dict[str, Part]]:
     index = directory / INDEX
     if index.exists():
         return follow_index(index)
-    shards = [Shard(path) for path in sorted(directory.glob("*.safetensors"))]
+    shards = [open_shard(path) for path in sorted(directory.glob("*.safetensors"))]
     if not shards:
         raise CheckpointError(f"{directory} holds no *.safetensors file.")
     stored = {}
@@ -144,6 +155,15 @@ def read_headers(directory: Path) -> tuple[list[Shard], dict[str, Part]]:
                 raise CheckpointError(f"tensor {key} stands both in {stored[key].shard.path} and in {shard.path}.")
             stored[key] = Part(shard, key)
     return shards, stored
+
+
+def open_shard(path: Path) -> Shard:
+    """The file, unless a later version of the converter wrote it."""
+    shard = Shard(path)
+    if shard.metadata.get("format") == FORMAT and shard.metadata.get("version") != VERSION:
+        raise CheckpointError(f"{path} is in version {shard.metadata.get('version')} of the packed format; this program "
+                              f"reads version {VERSION}.")
+    return shard
 
 
 def follow_index(index: Path) -> tuple[list[Shard], dict[str, Part]]:
@@ -157,7 +177,7 @@ def follow_index(index: Path) -> tuple[list[Shard], dict[str, Part]]:
         if not path.is_file():
             raise CheckpointError(f"tensor {key} should be in {path}, says {index.name}, but that file is missing.")
         if file not in shards:
-            shards[file] = Shard(path)
+            shards[file] = open_shard(path)
         if key not in shards[file].entries:
             raise CheckpointError(f"tensor {key} should be in {path}, says {index.name}, but is not in it.")
     return list(shards.values()), {key: Part(shards[file], key) for key, file in places.items()}
