@@ -270,6 +270,29 @@ def test_a_later_system_message_leaves_the_prompts_beginning_alone():
     assert text.index("one") < text.index("Now in French.") < text.index("two")
 
 
+STRICT = """{%- for m in messages -%}
+{%- if m.role == 'system' and not loop.first -%}{{ raise_exception('System must be first.') }}{%- endif -%}
+{%- if m.role not in ('system', 'user', 'assistant', 'tool') -%}{{ raise_exception('Unexpected role.') }}{%- endif -%}
+[{{ m.role }}]{{ m.content }}
+{%- for call in m.tool_calls or [] -%}{%- for k, v in call.function.arguments|items -%}({{ k }}={{ v }}){%- endfor -%}
+{%- endfor -%}{%- endfor -%}"""
+
+
+def test_a_strict_template_takes_what_clients_send(tmp_path):
+    """C-1, C-2, C-4: templates of the family raise on a system message that is not first, on other roles, on arguments
+    that are text."""
+    (tmp_path / "chat_template.jinja").write_text(STRICT)
+    template = ChatTemplate(tmp_path, {})
+    render = lambda *messages: read(ChatBody, {"messages": list(messages)}).prompt(template)
+    system, developer, user = SYSTEM("A"), SYSTEM("D", "developer"), HI[0]
+    assert render(system, user, SYSTEM("B")) == "[system]A[user]Hi[user]<system>\nB\n</system>"
+    assert render(system, SYSTEM("B"), user) == "[system]A\n\nB[user]Hi"
+    assert render(developer, user) == "[system]D[user]Hi"
+    assert render(developer, system, user) == "[system]D\n\nA[user]Hi"
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    assert render(user, called, {"role": "tool", "content": None}) == "[user]Hi[assistant](city=Oslo)(n=3)[tool]"
+
+
 @pytest.mark.parametrize("message, param", [
     ({"role": "robot", "content": "x"}, "messages[1].role"),
     ({"content": "x"}, "messages[1].role"),

@@ -6,6 +6,7 @@
 A second signal ends the process at once. Proven by tests/test_stream.py.
 """
 import asyncio
+import contextlib
 import logging
 import signal
 import threading
@@ -83,7 +84,8 @@ def in_daemon_thread(loop: asyncio.AbstractEventLoop, function: Callable, *argum
             result, error = function(*arguments), None
         except Exception as raised:
             result, error = None, raised
-        loop.call_soon_threadsafe(settle, error, result)
+        with contextlib.suppress(RuntimeError):     # the loop is closed: the process is on its way out
+            loop.call_soon_threadsafe(settle, error, result)
     threading.Thread(target=work, name="load", daemon=True).start()
     return future
 
