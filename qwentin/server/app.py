@@ -20,6 +20,7 @@ from .chat import ChatReply
 from .completions import CompletionReply
 from .fields import parse_json, read, unknown
 from .refusals import BadKey, Loading, UnknownModel, refuse_in_json
+from .reply import Reply
 from .stream import stream
 from .text import detokenize, tokenize, tokenizer_info
 
@@ -95,14 +96,15 @@ async def read_body(request: web.Request) -> bytes:
         raise web.HTTPRequestTimeout() from None
 
 
-def generate(dialect):
+def generate(dialect: type[Reply]):
     """The handler of a generating route."""
     async def handler(request: web.Request) -> web.StreamResponse:
         return await answer(request, dialect)
     return handler
 
 
-async def answer(request: web.Request, dialect) -> web.StreamResponse:
+async def answer(request: web.Request, dialect: type[Reply]) -> web.StreamResponse:
+    """Serve one generation; leaving early, for whatever reason, cancels it."""
     service = request.app[SERVICE]
     engine = service.ready()
     raw = await read_body(request)
@@ -120,8 +122,8 @@ async def answer(request: web.Request, dialect) -> web.StreamResponse:
     return web.json_response(reply.whole())
 
 
-def prepare(dialect, raw: bytes, engine, model: str):
-    """A dialect's reply object from a body, and the names in the body that mean nothing. Raises RequestError."""
+def prepare(dialect: type[Reply], raw: bytes, engine, model: str) -> tuple[Reply, list[str]]:
+    """The reply that a body asks for, and the names in the body that mean nothing. Raises RequestError."""
     body = parse_json(raw)
     return dialect(read(dialect.body_type, body), engine, model), unknown(dialect.body_type, body)
 

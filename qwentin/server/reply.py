@@ -1,16 +1,41 @@
 """The engine's events as pieces of a reply: text split into thought and answer, tokens sorted to the side they belong to.
 
-Every dialect that splits text reads these pieces, streamed or not, so the two modes cannot disagree.
-Proven by tests/test_chat.py.
+Every dialect that splits text reads these pieces, streamed or not, so the two modes cannot disagree. `Reply` is what all
+dialects have in common. Proven by tests/test_chat.py.
 """
 from dataclasses import dataclass
+from typing import Protocol
 
 from .. import __version__
 from ..errors import EngineStopped, QwentinError
-from ..request import Delta, Finish, Token, Usage
+from ..request import Delta, Event, Finish, GenerateRequest, Token, Usage
 from .reasoning import ReasoningSplitter
 
 FINGERPRINT = f"qwentin-{__version__}"
+
+
+class Reply(Protocol):
+    """What a dialect is to the routes: made from a checked body, asked for its requests, fed with events (each with the
+    number of its request), and read either chunk by chunk or once at the end.
+
+    chunks and collect raise Failed or EngineStopped when a choice did not end on its own.
+    """
+    body_type: type                     # the dataclass that fields.read makes of a body; has `stream`
+    prompt_field: str                   # the field to name when the prompt is too long
+    body: object
+    requests: list[GenerateRequest]
+
+    def __init__(self, body, engine, model: str):
+        """Render and tokenise. Raises RequestError; slow for long prompts, so it runs in a worker thread."""
+
+    def chunks(self, number: int, event: Event) -> list[dict]:
+        """What this event adds to the stream."""
+
+    def collect(self, number: int, event: Event) -> None:
+        """Keep what this event adds to the whole answer."""
+
+    def whole(self) -> dict:
+        """The answer, once every event was collected."""
 
 
 class Failed(QwentinError):

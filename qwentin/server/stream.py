@@ -14,6 +14,7 @@ from aiohttp import web
 from ..request import Progress
 from .bridge import Run
 from .refusals import describe
+from .reply import Reply
 
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 DONE = b"data: [DONE]\n\n"
@@ -27,7 +28,7 @@ def comment(text: str) -> bytes:
     return f": {text}\n\n".encode()
 
 
-async def stream(request: web.Request, run: Run, reply, keepalive_s: float) -> web.StreamResponse:
+async def stream(request: web.Request, run: Run, reply: Reply, keepalive_s: float) -> web.StreamResponse:
     """Write a reply's chunks as the engine's events come. An error after the headers becomes an error frame.
 
     A socket that breaks ends the stream quietly: leaving the run cancels it.
@@ -49,7 +50,7 @@ async def stream(request: web.Request, run: Run, reply, keepalive_s: float) -> w
     return response
 
 
-async def write_chunks(response: web.StreamResponse, run: Run, reply, keepalive_s: float) -> None:
+async def write_chunks(response: web.StreamResponse, run: Run, reply: Reply, keepalive_s: float) -> None:
     """Frames as they become ready, a comment whenever nothing was written for `keepalive_s` seconds."""
     clock = asyncio.get_running_loop().time
     due, news = clock() + keepalive_s, "waiting"
