@@ -239,6 +239,11 @@ def test_no_arguments(arguments):
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
 
 
+def test_half_a_character_inside_arguments():
+    call = {"function": {"name": "f", "arguments": '{"a": "x\\ud83d"}'}}
+    assert "x�\n</parameter>" in rendered([*HI, {"role": "assistant", "tool_calls": [call]}])
+
+
 def test_the_older_way_to_call():
     first, second = conversation([{"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
                                   {"role": "function", "name": "f", "content": "done"}])

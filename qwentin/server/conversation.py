@@ -18,7 +18,7 @@ off, anything else on); the template's own default. Proven by tests/test_chat.py
 import json
 
 from ..errors import RequestError
-from .fields import boolean, listing, mapping, refuse, string
+from .fields import boolean, listing, mapping, refuse, string, whole_characters
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "function": "tool"}
@@ -103,7 +103,7 @@ def as_mapping(arguments) -> dict | None:
         return {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = whole_characters(json.loads(arguments))
         except (ValueError, RecursionError):
             return None
     return arguments if isinstance(arguments, dict) else None
