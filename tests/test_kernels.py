@@ -1,4 +1,8 @@
-"""Every kernel of ALL: correct in the emulator on both chips' PTX, and the machine code it promises."""
+"""Every kernel of ALL: correct in the emulator on both chips' PTX, and the machine code it promises.
+
+The second chip's PTX runs with blocks and warps shuffled: an order that a kernel forgot to enforce shows as a wrong result
+even where no two accesses race within a block.
+"""
 import inspect
 
 import numpy as np
@@ -26,7 +30,7 @@ def chips_of(module):
 def test_parity_in_the_emulator(name, i):
     module, case = case_of(name, i)
     for chip in chips_of(module):
-        checked = lab.check_case(module, case, machines.Emulator(chip))
+        checked = lab.check_case(module, case, machines.Emulator(chip, None if chip == build.CHIPS[0] else i))
         assert all(error.used <= 1 for error in checked.errors), f"{chip}: {checked}"
 
 

@@ -183,7 +183,7 @@ def test_without_a_gpu_the_emulator_is_the_machine(monkeypatch):
 
 def test_an_emulator_launch_counts_its_arguments():
     with pytest.raises(ValueError, match="right takes 3 arguments, got 2"):
-        EMULATOR.stream.launch(right, 1, np.zeros(4, np.float32), np.zeros(4, np.float32))
+        machines.Emulator().start().launch(right, 1, np.zeros(4, np.float32), np.zeros(4, np.float32))
 
 
 # ---------------------------------------------------------------------------------------------- the command

@@ -87,7 +87,7 @@ def kernel(threads, shared=0, min_blocks=1, sources=()):
 
 def device(function):
     """Decorator: a function that kernels call; unrolled like one, always inlined."""
-    return cuda.jit(device=True, forceinline=True)(unroll(function))
+    return cuda.jit(device=True, forceinline=True, lineinfo=True)(unroll(function))
 
 
 # ------------------------------------------------------------------------------------------------ compiling

@@ -104,14 +104,14 @@ def run(module, arguments, machine=None):
     The arguments are left as they are. ValueError if something was written outside an output.
     """
     machine = machine or machines.default()
-    kept, scratch, given, fetch = in_place(module), getattr(module, "SCRATCH", ()), {}, {}
+    kept, scratch, stream, given, fetch = in_place(module), getattr(module, "SCRATCH", ()), machine.start(), {}, {}
     for name, value in arguments.items():
         if name in module.OUTPUTS or name in scratch:
             view, whole = guarded(value, poison=name not in kept)
             given[name], fetch[name] = machine.output(view, whole, fresh=name not in kept)
         else:
             given[name] = machine.input(value) if isinstance(value, np.ndarray) else value
-    module.launch(machine.stream, **given)
+    module.launch(stream, **given)
     out = {}
     for name, get in fetch.items():
         like, whole = arguments[name], get()

@@ -2,7 +2,8 @@
 
 Inline PTX through `ptx` is the first way and serves everything here. This one is for what PTX text cannot say, such as
 a template of a CUDA header; a kernel lists such sources in `@kernel(sources=...)` and calls the function declared by
-`external`. The assembler inlines across the two languages, so a call costs nothing.
+`external`. The assembler inlines across the two languages, so a call costs nothing. Such a kernel has no line info and
+calls no `@device` function: numba's and NVRTC's debug formats cannot be linked.
 """
 import functools
 

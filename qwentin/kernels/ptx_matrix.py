@@ -35,10 +35,10 @@ stmatrix_x4 = instruction("stmatrix.sync.aligned.m8n8.x4.shared.b16 [<p>], <x>;"
                           effect=MEMORY)
 
 
-def mma(shape_and_types, a=u32x4, b=u32x2):
-    """d = a b + c with float32 accumulators."""
-    return instruction(f"mma.sync.aligned.{shape_and_types} <d>, <a>, <b>, <c>;", dict(d=f32x4),
-                       dict(a=a, b=b, c=f32x4), effect=PURE)
+def mma(shape_and_types, a=u32x4, b=u32x2, c=f32x4):
+    """d = a b + c; four float32 accumulators unless c says otherwise."""
+    return instruction(f"mma.sync.aligned.{shape_and_types} <d>, <a>, <b>, <c>;", dict(d=c), dict(a=a, b=b, c=c),
+                       effect=PURE)
 
 
 mma_f16 = mma("m16n8k16.row.col.f32.f16.f16.f32")
@@ -47,8 +47,7 @@ mma_f16_k8 = mma("m16n8k8.row.col.f32.f16.f16.f32", u32x2, tuple_of(u32, 1))
 mma_bf16_k8 = mma("m16n8k8.row.col.f32.bf16.bf16.f32", u32x2, tuple_of(u32, 1))
 mma_tf32 = mma("m16n8k8.row.col.f32.tf32.tf32.f32")
 mma_e4m3 = mma("m16n8k32.row.col.f32.e4m3.e4m3.f32")        # sm_89 and up; on sm_90 ptxas expands it to f16
-MMA_F16_F16 = "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 <d>, <a>, <b>, <c>;"
-mma_f16_f16 = instruction(MMA_F16_F16, dict(d=u32x2), dict(a=u32x4, b=u32x2, c=u32x2), effect=PURE)
+mma_f16_f16 = mma("m16n8k16.row.col.f16.f16.f16.f16", c=u32x2)      # half-precision sums, two a register
 
 
 def mma_mxf8f6f4(a_type, b_type):
