@@ -1,4 +1,4 @@
-"""Whatever JSON arrives, a request is built from it or it is refused in one sentence: 4,000 bodies, made at random from values
+"""Whatever JSON arrives, a request is built from it or it is refused in one sentence: 4,000 random bodies, made from values
 that have hurt servers before, for every route that takes a body."""
 import json
 import random
