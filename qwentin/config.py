@@ -13,6 +13,7 @@ from . import nano
 from .errors import ConfigError
 
 LINEAR, FULL = "linear_attention", "full_attention"
+MOST_PREFIXES = 512     # entries of the prefix cache: choosing one to evict looks at all of them
 MODEL_TYPES = ("qwen3_5", "qwen3_5_text")
 
 
@@ -56,6 +57,12 @@ class ModelConfig:
         """Channels of the convolution: q, k and v of a linear layer side by side."""
         return (2 * self.linear_num_key_heads * self.linear_key_head_dim
                 + self.linear_num_value_heads * self.linear_value_head_dim)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one sequence's recurrent state in float32, the convolution windows included."""
+        S = self.linear_num_value_heads * self.linear_key_head_dim * self.linear_value_head_dim
+        return 4 * max(1, len(self.linear_layers)) * (S + (self.linear_conv_kernel_dim - 1) * self.conv_channels)
 
     @classmethod
     def from_directory(cls, directory) -> "ModelConfig":
@@ -139,6 +146,7 @@ class EngineConfig:
     max_queue: int = option(256, "requests that may wait before new ones are refused with 503", low=1)
     prefill_chunk: int = option(512, "prompt tokens in one step; smaller keeps other streams smoother", low=1)
     kv_tokens: int = option(0, "KV cache size in tokens; 0 takes four context windows", low=0)
+    cache_mib: int = option(256, "MiB of recurrent-state snapshots kept for prompts that begin alike; 0 keeps none", low=0)
     keepalive_s: float = option(10.0, "seconds of silence after which a stream gets an SSE comment", low=0.05)
     shutdown_s: float = option(10.0, "seconds that SIGTERM lets running streams finish", low=0.0)
 
@@ -169,6 +177,10 @@ class EngineConfig:
         if self.kv_tokens and self.kv_tokens < window:
             raise ConfigError(f"--kv-tokens is {self.kv_tokens}; at least one context window, {window}, was wanted.")
         return self.kv_tokens or 4 * window
+
+    def kept_states(self, model: ModelConfig) -> int:
+        """Snapshots that fit --cache-mib."""
+        return min(MOST_PREFIXES, self.cache_mib * 2**20 // model.state_bytes)
 
 
 def add_options(parser: argparse.ArgumentParser, *names: str) -> None:

@@ -22,7 +22,6 @@ from .request import (Delta, Done, Event, Finish, GenerateRequest, Progress, Pro
 from .sampler import best, check, default_sampling, log_probabilities
 from .scheduler import Plan, Scheduler
 from .sequence import Job, Sequence, Sink
-from .slots import StateSlots
 from .tokenizer import Tokenizer
 
 log = logging.getLogger("qwentin.engine")
@@ -39,9 +38,9 @@ class Engine:
         self.tokenizer, self.chat_template = tokenizer, chat_template
         self.max_model_len = config.context_window(model_config)
         self.defaults = default_sampling(config.model)
-        self.scheduler = Scheduler(KVPool(pages), StateSlots(config.max_seqs), config.prefill_chunk)
+        self.scheduler = Scheduler(KVPool(pages), config.max_seqs, config.kept_states(model_config), config.prefill_chunk)
         self.jobs: dict[str, Job] = {}
-        self.served = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
+        self.served = {"requests": 0, "prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
         self.inbox: list[Callable[[], None]] = []
         self.wake = threading.Condition()
         self.accepted = 0                   # jobs in the inbox or in self.jobs
@@ -58,7 +57,7 @@ class Engine:
                               f"{checkpoint.config.vocab_size} rows; they do not belong together.")
         template = ChatTemplate(config.model, {n: tokenizer.special(n) for n in ("bos_token", "eos_token", "pad_token")})
         pages = pages_for(config.kv_rows(checkpoint.config))
-        tower = CpuTower(checkpoint, pages, config.max_seqs)
+        tower = CpuTower(checkpoint, pages, config.max_seqs + config.kept_states(checkpoint.config))
         return cls(config, checkpoint.config, tower, tokenizer, template, pages)
 
     # ------------------------------------------------------------------ for other threads
@@ -97,9 +96,12 @@ class Engine:
     def status(self) -> dict:
         """A snapshot for /health; counters may be one step old."""
         s = self.scheduler
-        return {"device": "cpu (numpy)", "running": len(s.running), "waiting": self.accepted - len(self.jobs)
-                + len(s.waiting), "kv_pages": s.pool.total, "kv_pages_free": len(s.pool.free),
-                "state_slots": s.slots.total, "state_slots_free": len(s.slots.free), **self.served}
+        busy = {page for sequence in list(s.running) for page in (sequence.table.pages if sequence.table else ())}
+        return {"device": "cpu (numpy)", "running": len(s.running),
+                "waiting": self.accepted - len(self.jobs) + len(s.waiting),
+                "kv_pages": s.pool.total, "kv_pages_free": s.pool.total - len(busy),     # those of the cache can be had
+                "kv_pages_cached": s.pool.total - len(s.pool.free) - len(busy), "prefixes": len(s.cache.entries),
+                "state_slots": s.most, "state_slots_free": s.most - len(s.running), **self.served}
 
     # ------------------------------------------------------------------ admission
     def admissible(self, request: GenerateRequest) -> int:
@@ -138,9 +140,7 @@ class Engine:
                     self.end(request_id, "error", f"internal error: {error}")
 
     def run_plan(self, plan: Plan) -> None:
-        for slot in self.scheduler.fresh:
-            self.tower.clear_slot(slot)
-        self.scheduler.fresh.clear()
+        self.do_chores()
         for part in plan.parts:
             clock = self.jobs[part.sequence.request.id].clock
             clock.started = clock.started or monotonic()
@@ -170,6 +170,15 @@ class Engine:
         """The first choice goes in line; the others fork from it when the prompt is read."""
         self.jobs[job.request.id] = job
         self.scheduler.add(job.sequences[0])
+
+    def do_chores(self) -> None:
+        """What the scheduler counted, done to the tower's arrays, in order."""
+        for chore in self.scheduler.chores:
+            if chore.kind == "clear_slot":
+                self.tower.clear_slot(chore.target)
+            else:
+                getattr(self.tower, chore.kind)(chore.source, chore.target)
+        self.scheduler.chores.clear()
 
     def accept(self, plan: Plan, logits: np.ndarray) -> None:
         """Sample every sequence whose ids are all in the cache now; score prompts; emit what came of it."""
@@ -216,14 +225,10 @@ class Engine:
         if sequence.index == 0 and sequence.generated == 0:
             job.clock.answered = monotonic()
             for other in job.sequences[1:]:
-                copies = self.scheduler.fork(sequence, other)
-                if copies is None:
+                if self.scheduler.fork(sequence, other):
+                    forks.append(other)
+                else:
                     self.scheduler.add(other)
-                    continue
-                self.tower.copy_slot(sequence.slot, other.slot)
-                for source, target in copies:
-                    self.tower.copy_page(source, target)
-                forks.append(other)
         for each in (sequence, *forks):
             self.continue_choice(job, each, row)
 
@@ -263,7 +268,8 @@ class Engine:
         answered = clock.answered or now
         self.served["requests"] += 1
         self.served["prompt_tokens"] += first.prompt_tokens
-        self.emit(job, Done(Usage(first.prompt_tokens, sum(s.generated for s in job.sequences), 0,
+        self.served["cached_tokens"] += first.cached
+        self.emit(job, Done(Usage(first.prompt_tokens, sum(s.generated for s in job.sequences), first.cached,
                                   started - clock.arrived, answered - started, now - answered)))
 
     def emit(self, job: Job, event: Event) -> None:

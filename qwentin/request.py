@@ -39,6 +39,8 @@ class GenerateRequest:
     stop            stop strings; the text before the earliest one is kept, the engine halts there
     stop_after      stop strings count only after this text was generated ("" = from the start): a thought is not cut
     stop_ids        token ids that end a choice and produce no text; None means the checkpoint's own
+    stable          the first so many prompt ids will stand in the conversation's next prompt too: a good place for a
+                    snapshot; None if unknown
     logprobs        None, or how many top alternatives to report for each generated token (0 = only the chosen one)
     prompt_logprobs the same for the prompt's own tokens (echo)
     """
@@ -50,6 +52,7 @@ class GenerateRequest:
     stop: tuple[str, ...] = ()
     stop_after: str = ""
     stop_ids: frozenset[int] | None = None
+    stable: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 

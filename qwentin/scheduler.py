@@ -1,18 +1,23 @@
-"""Scheduler: who runs next. It owns the waiting line, the running sequences and both pools, and builds the next Step.
+"""Scheduler: who runs next. It owns the waiting line, the running sequences, both pools and the prefix cache; it builds the
+next Step.
 
     every step:  one row of each sequence that decodes  +  up to `chunk` prompt rows of those that prefill, oldest first
 
-Admission takes a state slot and the pages of the whole prompt. When a running sequence cannot get its next page, the
-youngest one is sent back to the head of the line and will be recomputed: its ids are kept, its pages and slot are not.
-The KV cache holds at least one whole context, so the oldest always gets through.
-Proven by tests/test_scheduler.py.
+Admission takes a state slot and the pages of the whole prompt, and goes on from the longest known prefix. When pages are
+short the cache gives up its cheapest entries; when that is not enough for a running sequence's next page, the youngest one
+is sent back to the head of the line and will be recomputed: its ids are kept, its pages and slot are not. The KV cache
+holds at least one whole context, so the oldest always gets through.
+
+The scheduler only counts; what has to be cleared or copied in the tower is left in `chores`, in order, for the engine to do
+before the next step. Proven by tests/test_scheduler.py and tests/test_prefix.py.
 """
 from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 
-from .kvpool import KVPool, OutOfPages, pages_for
+from .kvpool import PAGE, KVPool, OutOfPages, Table, pages_for
+from .prefix import Entry, PrefixCache
 from .sequence import Sequence
 from .slots import StateSlots
 from .step import Rows, Step, pack
@@ -33,57 +38,78 @@ class Plan:
     parts: tuple[Part, ...]
 
 
+@dataclass(frozen=True)
+class Chore:
+    """Something the tower must do before the next step: "clear_slot" of target, "copy_slot" or "copy_page"."""
+    kind: str
+    source: int
+    target: int
+
+
 class Scheduler:
-    def __init__(self, pool: KVPool, slots: StateSlots, chunk: int):
-        self.pool, self.slots, self.chunk = pool, slots, chunk
+    """Runs at most `most` sequences; the cache keeps at most `kept` prefixes. `slots` holds most + kept."""
+
+    def __init__(self, pool: KVPool, most: int, kept: int, chunk: int):
+        self.pool, self.slots = pool, StateSlots(most + kept)
+        self.cache = PrefixCache(pool, self.slots, kept)
+        self.most, self.chunk = most, chunk
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []       # in order of admission, oldest first
-        self.fresh: list[int] = []              # slots taken since the last plan: the tower must clear them
+        self.chores: list[Chore] = []
 
     # ------------------------------------------------------------------ in and out
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a finished or cancelled sequence, wherever it is."""
+        """Forget a finished or cancelled sequence, wherever it is. What it computed is worth keeping unless it failed."""
         if sequence in self.running:
             self.running.remove(sequence)
-            self.let_go(sequence)
+            if sequence.table.length and sequence.finished != "error" and self.cache.capacity:
+                while len(self.cache.entries) >= self.cache.capacity:
+                    self.cache.evict()
+                self.cache.insert(sequence.known(), sequence.table, sequence.slot)
+                sequence.table = sequence.slot = None
+            else:
+                self.let_go(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def fork(self, parent: Sequence, child: Sequence) -> list[tuple[int, int]] | None:
-        """Let a new `child` go on from where `parent` stands. Returns the page copies to make, or None, with nothing
-        changed, when no slot or page is free: then the child has to wait in line."""
-        slot = self.slots.acquire()
-        if slot is None:
-            return None
-        try:
-            table, copies = self.pool.fork(parent.table)
-        except OutOfPages:
-            self.slots.release(slot)
-            return None
-        child.table, child.slot = table, slot
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Let a new `child` go on from where `parent` stands. False, with nothing changed, when too many run or no page is
+        free: then the child has to wait in line."""
+        table = self.fork_table(parent) if len(self.running) < self.most else None
+        if table is None:
+            return False
+        child.table, child.slot = table, self.slots.acquire()
+        self.chores.append(Chore("copy_slot", parent.slot, child.slot))
         self.running.append(child)
-        return copies
+        return True
+
+    def fork_table(self, holder: Sequence | Entry) -> Table | None:
+        """A second table over the holder's rows; None when there is no page for its part used last one."""
+        try:
+            table, copies = self.pool.fork(holder.table)
+        except OutOfPages:
+            return None
+        self.chores += [Chore("copy_page", source, target) for source, target in copies]
+        return table
 
     def let_go(self, sequence: Sequence) -> None:
         self.pool.release(sequence.table)
         self.slots.release(sequence.slot)
-        if sequence.slot in self.fresh:
-            self.fresh.remove(sequence.slot)
         sequence.table = sequence.slot = None
 
     # ------------------------------------------------------------------ the next step
     def plan(self) -> Plan | None:
-        """The next step, its pages reserved; None when there is nothing to do. `fresh` slots must be cleared first."""
+        """The next step, its pages reserved; None when there is nothing to do. The chores come first."""
         budget = self.chunk
         counts: dict[Sequence, int] = {}
         self.admit()
         for sequence in list(self.running):
             if sequence.table is None:          # was sent back to make room for an older one
                 continue
-            count = 1 if sequence.pending == 1 else min(sequence.pending, budget)
+            count = 1 if sequence.pending == 1 else min(sequence.until_cut(), budget)
             if count and self.make_room(sequence, count):
                 counts[sequence] = count
                 budget -= count if sequence.pending > 1 else 0
@@ -91,28 +117,47 @@ class Scheduler:
         return self.build(counts) if counts else None
 
     def admit(self) -> None:
-        """Move waiting sequences to running while a slot and the pages of all their ids are free, one page for each
+        """Move waiting sequences to running while they may run and the pages of all their ids are free, one page for each
         running sequence left over: they will all want to grow."""
-        while self.waiting:
+        while self.waiting and len(self.running) < self.most:
             head = self.waiting[0]
-            if pages_for(head.pending) + len(self.running) > len(self.pool.free):
-                return
-            slot = self.slots.acquire()
-            if slot is None:
-                return
+            entry = self.cache.match(head.reusable())
+            if not self.free_pages(head, entry):
+                entry = None
+                if not self.free_pages(head, None):
+                    return
             self.waiting.popleft()
-            head.table, head.slot = self.pool.open(), slot
+            head.slot = self.slots.acquire()
+            head.table = self.fork_table(entry) if entry else self.pool.open()
+            if entry:
+                self.cache.use(entry)
+                self.chores.append(Chore("copy_slot", entry.slot, head.slot))
+            else:
+                self.chores.append(Chore("clear_slot", -1, head.slot))
+            head.kept = head.table.length
+            if not head.generated:
+                head.cached = head.kept
             self.pool.reserve(head.table, head.pending)
-            self.fresh.append(slot)
             self.running.append(head)
 
+    def free_pages(self, head: Sequence, entry: Entry | None) -> bool:
+        """Evict entries, not `entry`, until all ids of `head` fit behind it."""
+        shared = entry.length // PAGE if entry else 0
+        while pages_for(len(head.ids)) - shared + len(self.running) > len(self.pool.free):
+            if not self.cache.evict(entry):
+                return False
+        return True
+
     def make_room(self, sequence: Sequence, rows: int) -> bool:
-        """Reserve `rows` rows, sending younger sequences back as needed; False if `sequence` itself had to go."""
+        """Reserve `rows` rows, emptying the cache and sending younger sequences back as needed; False if `sequence` itself
+        had to go."""
         while True:
             try:
                 self.pool.reserve(sequence.table, rows)
                 return True
             except OutOfPages:
+                if self.cache.evict():
+                    continue
                 victim = self.running.pop()
                 self.let_go(victim)
                 self.waiting.appendleft(victim)
@@ -131,14 +176,36 @@ class Scheduler:
         return Plan(pack(rows), tuple(parts))
 
     def commit(self, plan: Plan) -> None:
-        """The tower ran the plan: its rows are in the cache."""
+        """The tower ran the plan: its rows are in the cache. Snapshots are taken where a later request may go on from."""
         for part in plan.parts:
             self.pool.advance(part.sequence.table, part.count)
+            if part.sequence.worth_keeping(self.chunk):
+                self.snapshot(part.sequence)
+
+    def snapshot(self, sequence: Sequence) -> None:
+        """Keep a copy of the sequence's state as it stands, if a slot and a page can be had."""
+        ids = sequence.known()
+        sequence.kept = len(ids)
+        if self.cache.holds(ids) or not self.cache.capacity:
+            return
+        slot = self.cache.take_slot()
+        if slot is None:
+            return
+        table = self.fork_table(sequence)
+        if table is None:
+            self.slots.release(slot)
+            return
+        self.chores.append(Chore("copy_slot", sequence.slot, slot))
+        self.cache.insert(ids, table, slot)
 
     def check(self) -> None:
-        """Recount pools and queues; AssertionError names what does not add up."""
+        """Recount pools, cache and queues; AssertionError names what does not add up."""
         self.pool.check()
         self.slots.check()
-        assert {s.slot for s in self.running} == self.slots.used, "a slot is held by nobody, or by a waiting sequence"
-        assert {id(s.table) for s in self.running} == {id(t) for t in self.pool.tables}, "a table is held by nobody"
+        self.cache.check()
+        holders = [*self.running, *self.cache.entries]
+        assert len({h.slot for h in holders}) == len(holders), "a slot is held twice"
+        assert {h.slot for h in holders} == self.slots.used, "a slot is held by nobody, or by a waiting sequence"
+        assert {id(h.table) for h in holders} == {id(t) for t in self.pool.tables}, "a table is held by nobody"
         assert all(s.table is None and s.slot is None for s in self.waiting), "a waiting sequence holds memory"
+        assert len(self.running) <= self.most, "too many sequences run"

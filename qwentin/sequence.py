@@ -40,6 +40,8 @@ class Sequence:
         self.detokenizer = Detokenizer(tokenizer)
         self.matcher = StopMatcher(request.stop, request.stop_after)
         self.characters = 0                     # text so far, held back text included
+        self.cached = 0                         # ids that were known at admission and not computed
+        self.kept = 0                           # ids behind the last snapshot
         self.scored = 0                         # prompt rows whose log-probabilities are known
         self.finished: str | None = None
 
@@ -51,6 +53,27 @@ class Sequence:
     def pending(self) -> int:
         """Ids that the tower has not seen."""
         return len(self.ids) - (self.table.length if self.table else 0)
+
+    def known(self) -> np.ndarray:
+        """The ids whose rows are in the cache, i32."""
+        return np.array(self.ids[:self.table.length], np.int32)
+
+    def reusable(self) -> np.ndarray:
+        """The ids that need not be computed if their state is known: not the last, whose logits are wanted, and none of a
+        prompt that is to be scored."""
+        scored = self.request.prompt_logprobs is not None and self.index == 0 and self.scored < self.prompt_tokens
+        return np.array([] if scored else self.ids[:-1], np.int32)
+
+    def until_cut(self) -> int:
+        """Pending ids up to the next place where a prefill step should end: the stable end of the prompt, or the last."""
+        stable = self.request.stable or 0
+        return stable - self.table.length if self.table.length < stable else self.pending
+
+    def worth_keeping(self, span: int) -> bool:
+        """Whether a snapshot should be taken here: at the stable end and the end of the prompt, and every `span` rows."""
+        length = self.table.length
+        at_end = length in (self.request.stable, self.prompt_tokens)
+        return length > self.kept and length <= self.prompt_tokens and (at_end or length - self.kept >= span)
 
     def wanted_rows(self, start: int, count: int) -> np.ndarray:
         """Which of the rows start ... start+count-1 need logits, i32, counted from start: the last one if it is the last

@@ -49,6 +49,8 @@ def engine():
     yield engine
     engine.stop()
     engine.scheduler.check()
+    engine.scheduler.cache.clear()
+    engine.scheduler.check()
     assert len(engine.scheduler.pool.free) == engine.scheduler.pool.total
 
 
@@ -73,7 +75,8 @@ def idle(engine):
         assert time.monotonic() < deadline, engine.status()
         time.sleep(0.01)
     engine.scheduler.check()
-    assert len(engine.scheduler.pool.free) == engine.scheduler.pool.total
+    status = engine.status()
+    assert status["kv_pages_free"] == status["kv_pages"] and status["state_slots_free"] == status["state_slots"]
 
 
 def test_answer_and_order_of_events(engine, ask):
@@ -85,7 +88,7 @@ def test_answer_and_order_of_events(engine, ask):
     assert [p.done for p in r.of(Progress)] == [16, r.of(Progress)[-1].total] and r.of(Finish)[0].reason == "stop"
     usage = r.of(Done)[0].usage
     assert usage.prompt_tokens == len(engine.tokenizer.encode(QUESTION)) and usage.completion_tokens == len(r.ids())
-    assert min(usage.queue_s, usage.prefill_s, usage.decode_s) >= 0 and usage.cached_tokens == 0
+    assert min(usage.queue_s, usage.prefill_s, usage.decode_s) >= 0
 
 
 def test_offsets_tile_the_text(engine, ask):

@@ -9,7 +9,6 @@ from qwentin.kvpool import PAGE, KVPool
 from qwentin.request import GenerateRequest
 from qwentin.scheduler import Scheduler
 from qwentin.sequence import Sequence
-from qwentin.slots import StateSlots
 from qwentin.tokenizer import Tokenizer
 
 
@@ -18,8 +17,9 @@ def tokenizer():
     return Tokenizer(nano.DIRECTORY)
 
 
-def scheduler(pages=16, slots=4, chunk=64):
-    return Scheduler(KVPool(pages), StateSlots(slots), chunk)
+def scheduler(pages=16, slots=4, chunk=64, kept=0):
+    """Without a prefix cache unless `kept`: tests/test_prefix.py is about that."""
+    return Scheduler(KVPool(pages), slots, kept, chunk)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def step(s, sample=True):
     s.check()
     if plan is None:
         return {}
-    s.fresh.clear()
+    s.chores.clear()
     s.commit(plan)
     for part in plan.parts:
         if not part.sequence.pending and sample:
@@ -102,13 +102,15 @@ def test_fork_shares_full_pages(sequence):
     s.add(parent)
     for _ in range(3):
         step(s, sample=False)
-    copies = s.fork(parent, child)
-    assert len(copies) == 1 and child.table.pages[0] == parent.table.pages[0] and child.pending == 0
+    assert s.fork(parent, child)
+    assert child.table.pages[0] == parent.table.pages[0] and child.pending == 0
+    assert [(c.kind, c.source, c.target) for c in s.chores] == [
+        ("copy_page", parent.table.pages[1], child.table.pages[1]), ("copy_slot", parent.slot, child.slot)]
     s.check()
     full = scheduler(slots=1)
     full.add(parent := sequence(5))
     step(full, sample=False)
-    assert full.fork(parent, sequence(5, index=1)) is None
+    assert not full.fork(parent, sequence(5, index=1)) and not full.chores
     full.check()
 
 
@@ -121,9 +123,10 @@ def test_wanted_rows(sequence):
     assert scored.wanted_rows(0, 10).tolist() == [9], "a sequence that was sent back is not scored again"
 
 
-def test_random_traffic_always_finishes(sequence):
+@pytest.mark.parametrize("kept", [0, 5])
+def test_random_traffic_always_finishes(sequence, kept):
     """400 sequences of random lengths through a pool that is always too small, some cancelled on the way."""
-    rng, s = random.Random(4), scheduler(pages=6, slots=3, chunk=100)
+    rng, s = random.Random(4), scheduler(pages=6, slots=3, chunk=100, kept=kept)
     left = [sequence(rng.randint(1, 3 * PAGE), limit=rng.randint(1, 2 * PAGE)) for _ in range(400)]
     done = preempted = steps = 0
     live = []
@@ -143,4 +146,6 @@ def test_random_traffic_always_finishes(sequence):
         steps += 1
         assert steps < 200_000
     assert done > 200 and preempted > 10
-    assert len(s.pool.free) == 6 and len(s.slots.free) == 3
+    s.cache.clear()
+    s.check()
+    assert len(s.pool.free) == 6 and len(s.slots.free) == 3 + kept
