@@ -7,7 +7,6 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-import openai
 import pytest
 
 from http_client import call
@@ -24,7 +23,9 @@ class ServerProcess:
     log: object
 
     @property
-    def client(self) -> openai.OpenAI:
+    def client(self):
+        """The openai SDK, pointed here; imported late because most tests do without it."""
+        import openai
         return openai.OpenAI(base_url=self.url + "/v1", api_key="any", max_retries=0, timeout=120.0)
 
     def health(self) -> dict:
