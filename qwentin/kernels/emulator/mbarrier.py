@@ -9,7 +9,7 @@ import numpy as np
 
 from .dtypes import i4, i8, u8
 from .order import MBARRIERS
-from .shared import ATOMIC, MBARRIER, NEVER, READ, WRITE
+from .shared import MBARRIER, NEVER, READ, WRITE
 
 BYTES = 8
 
@@ -52,7 +52,8 @@ class Mbarriers:
         g, each = self.shared.granules(offset, BYTES, thread)
         if (bad := self.shared.state[g] != MBARRIER).any():
             self.shared.blame(bad, g, each, at, "an mbarrier that was not initialised")
-        self.shared.check_writer(g, each, ATOMIC, at, "mbarrier: ")
+        late = self.shared.w_time[g] >= self.order.block_until[each]
+        self.shared.check_writer(g[late], each[late], READ, at, "mbarrier used before its initialisation is known: ")
 
     # ---- instructions
     def init(self, address, count, mask, at):

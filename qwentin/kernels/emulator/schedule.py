@@ -17,6 +17,7 @@ from .spaces import WARP, WARPGROUP
 DONE = 1 << 30
 COHORTS = 3
 PATIENCE = 64                         # rounds of failed tests with no event in between: a deadlock
+REDEAL = 512                          # turns until cohorts are dealt anew, barrier or not
 FAIRNESS = 64                         # every so many turns, those that have waited longest go first
 
 
@@ -82,7 +83,7 @@ class Scheduler:
                 number = block.taken if yes else block.next
             elif block.kind == EXIT:
                 return True
-            elif result[1:] == (None, None) and isinstance(result[0], int) and "arrive" not in block.last.mods:
+            elif isinstance(result[0], int) and result[1] is None and result[2] is None:
                 self.order.whole_block()
                 number = block.next
             else:
@@ -113,6 +114,8 @@ class Scheduler:
     def choose(self, ready):
         """(block, mask) of the next turn."""
         if self.rng is not None:
+            if self.turn % REDEAL == 0:                                  # a cohort may be waiting for another
+                self.deal()
             ready = ready & (self.cohort == self.cohort[ready].min())
         elif self.turn % FAIRNESS == FAIRNESS - 1:                       # nobody waits for ever
             units = np.unique(self.unit[ready])
@@ -153,7 +156,7 @@ class Scheduler:
     def take_exits(self):
         """Threads at a bare `ret` leave at once: nobody must wait for them."""
         for number in self.exits:
-            if (gone := self.at == number).any():
+            if (gone := (self.at == number) & ~self.waiting).any():
                 self.leave(gone)
 
     def leave(self, mask):

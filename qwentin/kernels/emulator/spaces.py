@@ -1,4 +1,7 @@
-"""Numbers of the machine: its warps, and where its address spaces lie. Shared and local addresses are small; generic ones of those spaces lie in windows."""
+"""Numbers of the machine: the size of a warp, and where the address spaces lie.
+
+Shared and local addresses are small; generic addresses of those spaces lie in windows of their own.
+"""
 
 WARP = 32
 WARPGROUP = 128
