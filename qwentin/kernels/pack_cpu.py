@@ -60,10 +60,12 @@ def amax(x: np.ndarray) -> float:
 
 
 def as_bits(x):
-    """x as unsigned integers, and how far to shift them up to be float32 bits."""
+    """x as read-only unsigned integers (one type, one compilation), and how far to shift them up to be float32 bits."""
     if x.ndim != 2 or x.dtype not in (np.uint16, np.float32) or not x.flags.c_contiguous:
         raise ValueError(f"a matrix to pack is C-contiguous u16 (bf16) or f32 [N, K], got {x.dtype} {x.shape}")
-    return (x, u32(16)) if x.dtype == np.uint16 else (x.view(np.uint32), u32(0))
+    bits, shift = (x.view(), u32(16)) if x.dtype == np.uint16 else (x.view(np.uint32), u32(0))
+    bits.flags.writeable = False
+    return bits, shift
 
 
 def grid(packing):

@@ -97,19 +97,20 @@ class Job:
 
 
 def prepare(source, target, weights: str = "fp6", embedding: str = "fp6", mtp=None, pack_tiles=None,
-            file_bytes: int = container.FILE_BYTES) -> Job:
+            opened: Checkpoint | None = None, file_bytes: int = container.FILE_BYTES) -> Job:
     """Check everything that can be checked without reading data. Raises CheckpointError or ConfigError.
 
     weights, embedding   keys of pack.WEIGHTS and pack.EMBEDDINGS
     mtp                  directory to take the draft head from
     pack_tiles           another packer than pack_cpu.pack, of the same signature and bytes
+    opened               the checkpoint of `source`, if it is open already
     """
     source, target = Path(source), Path(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} exists already; give the name of a new directory.")
     if not target.absolute().parent.is_dir():
         raise ConfigError(f"{target.absolute().parent} is no directory; {target.name} cannot be made in it.")
-    checkpoint = open_checkpoint(source, mtp)
+    checkpoint = opened or open_checkpoint(source, mtp)
     extra = {"pack": pack_tiles} if pack_tiles else {}
     recipes = pack.plan(checkpoint, weights, embedding, **extra)
     files = container.cut(recipes, file_bytes)

@@ -119,6 +119,11 @@ def open_checkpoint(directory, mtp=None) -> Checkpoint:
         if not head:
             raise CheckpointError(f"{mtp} holds no mtp.* tensor; the files of an MTP head were wanted.")
         shards, stored = shards + more, {k: p for k, p in stored.items() if not names.is_mtp(k)} | head
+    return assemble(config, stored, shards, directory)
+
+
+def assemble(config: ModelConfig, stored: dict[str, Part], shards: list[Shard], directory: Path) -> Checkpoint:
+    """The checkpoint that these stored tensors are. Raises CheckpointError at the first that is not as it should be."""
     tensors = {}
     for name, found in match(config, stored, directory):
         if isinstance(found, CheckpointError):
