@@ -109,7 +109,7 @@ class DeviceArray:
             call("cuMemcpyHtoDAsync", self.address, values.ctypes.data, values.nbytes, stream.handle)
 
     def download(self, into=None, stream=None):
-        """The values as a numpy array; with a stream and `into` (pinned), queued in its order."""
+        """The values as a numpy array, whatever streams still do; with a stream, queued in its order into `into`."""
         values = np.empty(self.shape, self.dtype) if into is None else into
         if stream is None:
             call("cuMemcpyDtoH", values.ctypes.data, self.address, self.nbytes)
@@ -160,6 +160,7 @@ class Device:
         return DeviceArray(owner.address, shape, dtype, owner)
 
     def zeros(self, shape, dtype):
+        """An array of zeros."""
         array = self.empty(shape, dtype)
         call("cuMemsetD8", array.address, 0, array.nbytes)
         call("cuStreamSynchronize", 0)
@@ -215,14 +216,15 @@ class Stream:
         weakref.finalize(self, driver().cuStreamDestroy, self.handle)
 
     def launch(self, kernel, grid, *args, dependent=False):
-        """Queue a kernel: grid as blocks or (x, y, z), arrays pass their address, numbers go as the signature says.
+        """Queue a kernel: grid as blocks or up to (x, y, z), arrays pass their address, numbers as the signature says.
 
         dependent: the kernel may start before the previous one has ended, and waits for it by griddepcontrol itself.
         """
         if len(args) != len(kernel.signature):
             raise ValueError(f"{kernel.name} takes {len(kernel.signature)} arguments, got {len(args)}")
         config = driver().CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = (grid, 1, 1) if isinstance(grid, int) else grid
+        grid = (grid,) if isinstance(grid, int) else tuple(grid)
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid + (1,) * (3 - len(grid))
         config.blockDimX, config.blockDimY, config.blockDimZ = kernel.threads, 1, 1
         config.sharedMemBytes, config.hStream = kernel.shared, self.handle
         if dependent:
@@ -251,7 +253,8 @@ class Stream:
 
 
 class Graph:
-    """Captured launches, replayed as one."""
+    """Captured launches, replayed as one. Empty until its capture has ended."""
+    handle = None
 
     def instantiate(self, captured):
         self.handle = call("cuGraphInstantiate", captured, 0)

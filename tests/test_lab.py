@@ -27,6 +27,7 @@ def doubling(body):
     module.ref = lambda x: dict(out=2 * x.astype(np.float64))
     module.make, module.launch, module.cost = make, launch, lambda n=40: dict(bytes=8 * n, flops=n)
     module.CASES, module.OUTPUTS = (dict(n=40), dict(n=64)), {"out": Output()}
+    module.SASS = {"sm_90a": (), "sm_120a": ()}
     return module
 
 
@@ -181,6 +182,16 @@ def test_without_a_gpu_the_emulator_is_the_machine(monkeypatch):
         machines.default.cache_clear()
 
 
+def test_a_kernel_of_one_chip_is_checked_on_that_chip():
+    module = doubling(right)
+    module.SASS = {"sm_120a": ()}
+    assert lab.fitting(module, EMULATOR).name == "emulator (sm_120a)"
+    assert lab.fitting(module, machines.Emulator("sm_120a")).chip == "sm_120a"
+    assert lab.fitting(doubling(right), EMULATOR) is EMULATOR
+    line = list(lab.table([module], EMULATOR))[2].split()
+    assert line[:4] == ["doubling", "-", "-", "-"] and line[4].isdigit()
+
+
 def test_an_emulator_launch_counts_its_arguments():
     with pytest.raises(ValueError, match="right takes 3 arguments, got 2"):
         machines.Emulator().start().launch(right, 1, np.zeros(4, np.float32), np.zeros(4, np.float32))
@@ -189,14 +200,14 @@ def test_an_emulator_launch_counts_its_arguments():
 # ---------------------------------------------------------------------------------------------- the command
 def test_the_command_prints_a_table(capsys):
     assert __main__.main(["rmsnorm", "swiglu", "--chip", "sm_120a"]) == 0
-    head, title, first, second = capsys.readouterr().out.splitlines()
-    assert head == "on emulator (sm_120a)" and title.split()[:2] == ["kernel", "cases"]
+    head, chips, title, first, second = capsys.readouterr().out.splitlines()
+    assert head == "on emulator (sm_120a)" and chips.split() == ["sm_90a", "sm_120a"] and title.split()[0] == "kernel"
     for line, module in ((first, rmsnorm), (second, swiglu)):
         words = line.split()
-        assert words[:2] == [lab.name_of(module), str(len(module.CASES))] and "%" in line
-        for at, chip in ((-6, "sm_90a"), (-3, "sm_120a")):
+        assert words[0] == lab.name_of(module) and words[7] == str(len(module.CASES)) and "% of its tolerance" in line
+        for at, chip in ((1, "sm_90a"), (4, "sm_120a")):
             (_, registers, shared, spills), = lab.resources(module, chip=chip)
-            assert [int(w) for w in words[at:at + 3 or None]] == [registers, shared, spills]
+            assert words[at:at + 3] == [str(registers), str(shared), str(spills)]
 
 
 def test_the_command_shows_one_kernel_and_fails_with_it(capsys, monkeypatch):

@@ -237,7 +237,9 @@ def fingerprint(thing, seen):
         if thing in seen:
             return []
         seen.add(thing)
-        return [thing.unrolled_source] + [part for used in references(thing) for part in fingerprint(used, seen)]
+        code = thing.__code__                             # file and lines too: the PTX's line info names them
+        return [thing.unrolled_source, code.co_filename, str([line for *_, line in code.co_lines()])] + [
+            part for used in references(thing) for part in fingerprint(used, seen)]
     if isinstance(thing, (tuple, list)):
         return [part for element in thing for part in fingerprint(element, seen)]
     module = inspect.getmodule(thing)

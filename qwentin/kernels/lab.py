@@ -24,7 +24,7 @@ from .parity import Error, compare, guarded, guards_kept, unguarded
 
 SEED = 0                              # of a case's random inputs
 TIMED_FLOPS = 2e10                    # a reference of more work than this takes minutes: time on the word of CASES
-MILLISECONDS = 20                     # length of one measurement: ten thousand times the event clock's 0.5 us step and more
+MILLISECONDS = 20                     # length of one measurement: 40,000 steps of the event clock
 REPEATS = 7                           # measurements; the median counts
 
 
@@ -85,10 +85,12 @@ class Timing:
 
 
 def spelled(case):
+    """A case as a person would write it."""
     return " ".join(f"{k}={v}" for k, v in case.items()) or "default"
 
 
 def name_of(module):
+    """A kernel module's own name."""
     return module.__name__.rpartition(".")[2]
 
 
@@ -97,13 +99,23 @@ def in_place(module):
     return set(module.OUTPUTS) & set(inspect.signature(module.ref).parameters)
 
 
+def fitting(module, machine):
+    """The machine, or an emulator of the module's own chip if the module has no form for the machine's."""
+    return machine if portable(module) or machine.chip in module.SASS else machines.Emulator(next(iter(module.SASS)))
+
+
+def portable(module):
+    """Whether a module runs on any chip: it promises code for every one that the tests compile for."""
+    return set(build.CHIPS) <= set(module.SASS)
+
+
 # ------------------------------------------------------------------------------------------------ run and check
 def run(module, arguments, machine=None):
     """Launch on numpy arguments (as `make` gives them, outputs included): output name -> numpy array.
 
     The arguments are left as they are. ValueError if something was written outside an output.
     """
-    machine = machine or machines.default()
+    machine = machine or fitting(module, machines.default())
     kept, scratch, stream, given, fetch = in_place(module), getattr(module, "SCRATCH", ()), machine.start(), {}, {}
     for name, value in arguments.items():
         if name in module.OUTPUTS or name in scratch:
@@ -136,7 +148,7 @@ def check_case(module, case, machine=None, seed=SEED):
 
 def check(module, machine=None, seed=SEED):
     """Every case of the module against its reference: a Report."""
-    machine = machine or machines.default()
+    machine = machine or fitting(module, machines.default())
     return Report(name_of(module), machine.name, [check_case(module, c, machine, seed) for c in module.CASES])
 
 
@@ -170,7 +182,7 @@ def resources(module, case=None, chip="sm_90a"):
 # ------------------------------------------------------------------------------------------------ time
 def time(module, machine=None, **case):
     """Median time of a launch on the GPU: a Timing. Refused with ValueError if the kernel is not correct there."""
-    machine = machine or machines.default()
+    machine = machine or fitting(module, machines.default())
     if not isinstance(machine, machines.Gpu):
         raise ValueError(f"time needs a GPU; this is the {machine.name}")
     cost = module.cost(**case)
@@ -217,17 +229,17 @@ def measured(machine, launch, sets):
 
 # ------------------------------------------------------------------------------------------------ the table
 def table(modules, machine=None):
-    """Rows of text, one a kernel: cases, worst error and where, and what each chip's machine code takes."""
-    head = f"{'kernel':<14}{'cases':>5}  {'worst error, of its tolerance':<58}" + "".join(
-        f"{chip:>10}: regs shared spills" for chip in build.CHIPS)
-    yield head
+    """Lines of text: what each chip's machine code takes, how many cases, the worst error and where. One a kernel."""
+    yield (f"{'':<14}" + "".join(f"{chip:<24}" for chip in build.CHIPS)).rstrip()
+    yield f"{'kernel':<14}" + len(build.CHIPS) * f"{'regs':<6}{'shared':<8}{'spills':<10}" + "cases  worst error"
     for module in modules:
-        report = check(module, machine)
-        worst = report.worst
-        found = [resources(module, chip=chip) for chip in build.CHIPS]
-        columns = "".join(f"{max(r[1] for r in rows):>16}{max(r[2] for r in rows):>7}{max(r[3] for r in rows):>7}"
-                          for rows in found)
-        text = f"{worst.worst.worst:.1e}, {worst.worst.used:.0%} ({worst.worst.name}; {spelled(worst.case)})"
-        yield f"{report.kernel:<14}{len(report.cases):>5}  {text if report.ok else 'WRONG, see below':<58}{columns}"
+        report, columns = check(module, fitting(module, machine or machines.default())), ""
+        for chip in build.CHIPS:
+            found = resources(module, chip=chip) if chip in module.SASS else []
+            columns += "".join(f"{max((row[i] for row in found), default='-'):<{width}}"
+                               for i, width in ((1, 6), (2, 8), (3, 10)))
+        case, error = report.worst, report.worst.worst
+        worst = f"{error.worst:.1e} in {error.name}{list(error.at)}, {error.used:.0%} of its tolerance: {spelled(case.case)}"
+        yield f"{report.kernel:<14}{columns}{len(report.cases):<7}{worst if report.ok else 'WRONG'}"
         if not report.ok:
             yield repr(report)

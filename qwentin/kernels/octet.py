@@ -4,7 +4,7 @@
     bf16     uint16        16 bytes         one 16-byte access; rounds to nearest even
     f16      float16       16 bytes         the same
     f32      float32       32 bytes         two 16-byte accesses
-    e4m3     uint8          8 bytes         one 8-byte access; saturates at 448 (sm_89 and up)
+    e4m3     uint8          8 bytes         one 8-byte access; saturates at 448 (sm_89 and up); a NaN code reads as 480
 
 `load(format)(p, i)` reads octet i of the array at p, `store(format)(p, i, x)` writes it.
 """

@@ -85,11 +85,12 @@ class Fold(ast.NodeTransformer):
         """A known term decides (`and` with a false one, `or` with a true one) or disappears; terms are conditions."""
         decides = isinstance(node.op, ast.Or)
         terms = [self.visit(v) for v in node.values]
-        open_terms = [t for t in terms if not isinstance(t, ast.Constant)]
-        if not open_terms or any(isinstance(t, ast.Constant) and bool(t.value) == decides for t in terms):
-            known = any(isinstance(t, ast.Constant) and bool(t.value) == decides for t in terms)
-            return ast.copy_location(ast.Constant(known == decides), node)
-        return open_terms[0] if len(open_terms) == 1 else ast.copy_location(ast.BoolOp(node.op, open_terms), node)
+        unknown = [t for t in terms if not isinstance(t, ast.Constant)]
+        if any(isinstance(t, ast.Constant) and bool(t.value) == decides for t in terms):
+            return ast.copy_location(ast.Constant(decides), node)
+        if not unknown:
+            return ast.copy_location(ast.Constant(not decides), node)
+        return unknown[0] if len(unknown) == 1 else ast.copy_location(ast.BoolOp(node.op, unknown), node)
 
     def visit_Name(self, node):
         if isinstance(node.ctx, ast.Load) and node.id in self.known:
@@ -218,6 +219,7 @@ def display(elements, node):
 
 
 def is_static(node):
+    """Whether an expression is a call of static_range."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "static_range"
 
 
