@@ -11,8 +11,10 @@ a radix tree; an entry's parent is the longest other entry that it begins with:
 
 Which entry goes first, when slots or pages are short, is the GreedyDual rule (Cao & Irani, USITS 1997): an entry is worth
 the tokens that losing it would cost, length - parent's length, on top of a clock that rises to the worth of what was evicted
-last. So old entries sink, costly ones live longer; when a parent goes, its children inherit its tokens: a root that many
-share is recomputed last. An entry that was never used counts a quarter: one-off side requests do not push out a dialogue.
+last. So old entries sink and costly ones live longer; when a parent goes, its children inherit its tokens. Two kinds count a
+quarter: waypoints (exactly one way leads on from them, so the next entry on it serves better) and one-offs (neither they
+nor what they continue was ever used): side requests do not push out a dialogue. What several conversations share has
+several ways on: it is refreshed by all of them and goes last.
 
 The cache decides and counts; the caller moves the data (see Scheduler). Proven by tests/test_prefix.py.
 """
@@ -23,7 +25,7 @@ import numpy as np
 from .kvpool import KVPool, Table
 from .slots import StateSlots
 
-UNUSED = 0.25       # an entry that no request has used yet is worth this part of its tokens
+MINOR = 0.25        # what a waypoint's or a one-off's tokens count
 
 
 @dataclass(eq=False)
@@ -72,16 +74,18 @@ class PrefixCache:
         return found
 
     def use(self, entry: Entry) -> None:
-        """A request goes on from this entry: it becomes as dear as a new one, and so do those it stands on."""
+        """A request goes on from this entry: it becomes as dear as a new one, and so do the branchings it stands on."""
         entry.used = True
-        while entry is not None:
-            entry.worth = self.clock + self.cost(entry)
-            entry = self.parent(entry)
+        entry.worth = self.clock + self.cost(entry)
+        while (entry := self.parent(entry)) is not None:
+            if len(entry.node.children) > 1:
+                entry.worth = self.clock + self.cost(entry)
 
     def cost(self, entry: Entry) -> float:
-        """Tokens to compute again if this entry were lost."""
-        parent = self.parent(entry)
-        return (entry.length - (parent.length if parent else 0)) * (1.0 if entry.used else UNUSED)
+        """Tokens to compute again if this entry were lost, weighed by how likely that is."""
+        parent, ways = self.parent(entry), len(entry.node.children)
+        minor = ways == 1 or (ways == 0 and not entry.used and not (parent and parent.used))
+        return (entry.length - (parent.length if parent else 0)) * (MINOR if minor else 1.0)
 
     @staticmethod
     def parent(entry: Entry) -> Entry | None:
@@ -112,6 +116,8 @@ class PrefixCache:
         node.entry = entry = Entry(node, table, slot)
         self.entries.add(entry)
         entry.worth = self.clock + self.cost(entry)
+        if parent := self.parent(entry):                # it may be a mere waypoint from now on
+            parent.worth = min(parent.worth, self.clock + self.cost(parent))
 
     def holds(self, ids: np.ndarray) -> bool:
         """Whether exactly these ids are kept."""
