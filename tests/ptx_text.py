@@ -49,7 +49,7 @@ def each(code, inputs, output, threads=None):
     inputs = [np.ascontiguousarray(x) for x in inputs]
     n = threads or len(inputs[0])
     output = np.dtype(output)
-    body, text = "    mov.u32 %r255, %tid.x;\n    mov.u32 %r254, %ctaid.x;\n    mad.lo.u32 %r255, %r254, 32, %r255;\n", code
+    body, text = "    mov.u32 %r255, %tid.x; mov.u32 %r254, %ctaid.x; mad.lo.u32 %r255, %r254, 32, %r255;\n", code
     for i, x in enumerate(inputs):
         kind, register = KINDS[x.dtype.str[1:]], f"%{NAMES[x.dtype.str[1:]]}{40 - i if x.itemsize < 8 else 20 - i}"
         body += (f"    ld.param.u64 %rd100, [p{i}];\n    mad.wide.u32 %rd100, %r255, {x.itemsize}, %rd100;\n"

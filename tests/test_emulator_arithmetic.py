@@ -167,7 +167,8 @@ def test_carry_chain():
             "cvt.u64.u32 %rd3, %r2; or.b64 $d, %rd2, %rd3;")
     assert each(code, [WORDS, OTHER], np.uint64).tolist() == [a + b for a, b in zip(WORDS.tolist(), OTHER.tolist())]
     code = "sub.cc.u32 %r2, $0, $1; subc.u32 $d, 7, 0;"
-    assert each(code, [WORDS, OTHER], np.uint32).tolist() == [7 - (a < b) for a, b in zip(WORDS.tolist(), OTHER.tolist())]
+    assert each(code, [WORDS, OTHER], np.uint32).tolist() == \
+        [7 - (a < b) for a, b in zip(WORDS.tolist(), OTHER.tolist())]
 
 
 def test_dp4a():
@@ -232,7 +233,8 @@ def test_fma_rounds_once():
 def test_fma_does_not_round_twice():
     """(1 + e)(1 - e) = 1 - e^2; added to 2^24 + 2 it lies just under a tie, which float64 cannot tell from the tie."""
     e = np.float32(2 ** -23)
-    a, b, c = np.float32([1 + e, -1 - e, 1]), np.float32([1 - e, 1 - e, 1]), np.float32([2 ** 24 + 2, 2 ** 24 + 4, 2 ** 24 + 2])
+    a, b = np.float32([1 + e, -1 - e, 1]), np.float32([1 - e, 1 - e, 1])
+    c = np.float32([2 ** 24 + 2, 2 ** 24 + 4, 2 ** 24 + 2])
     assert each("fma.rn.f32 $d, $0, $1, $2;", [a, b, c], np.float32).tolist() == [2 ** 24 + 2, 2 ** 24 + 4, 2 ** 24 + 4]
 
 
@@ -301,6 +303,13 @@ def test_setp_floats(op, want):
     a, b = np.float32([1, 2, 3, np.nan]), np.float32([2, 2, 2, 2])
     got = each(f"setp.{op}.f32 %p1, $0, $1; selp.u32 $d, 1, 0, %p1;", [a, b], np.uint32)
     assert got.tolist() == want
+
+
+def test_setp_halves():
+    a, b = np.float16([1, 2, np.nan, -0.0]), np.float16([2, 2, 1, 0])
+    got = each("setp.lt.f16 %p1, $0, $1; selp.u32 $d, 1, 0, %p1;", [a, b], np.uint32)
+    assert got.tolist() == [1, 0, 0, 0]
+    assert each("setp.neu.f16 %p1, $0, $1; selp.u32 $d, 1, 0, %p1;", [a, b], np.uint32).tolist() == [1, 0, 1, 0]
 
 
 def test_setp_pair_and_combination():

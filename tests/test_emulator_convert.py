@@ -101,7 +101,8 @@ def test_halves_and_float32(name, half):
     np.testing.assert_array_equal(each(f"cvt.rn.{name}.f32 $d, $0;", [x], np.uint16), want)
     pairs = each(f"cvt.rn.{name}x2.f32 $d, $1, $0;", [x, x[::-1]], np.uint32)
     np.testing.assert_array_equal(pairs, want.astype(np.uint32) | want[::-1].astype(np.uint32) << 16)
-    np.testing.assert_array_equal(each(f"cvt.f32.{name} $d, $0;", [want], np.float32), want.view(half).astype(np.float32))
+    back = each(f"cvt.f32.{name} $d, $0;", [want], np.float32)
+    np.testing.assert_array_equal(back, want.view(half).astype(np.float32))
 
 
 def test_double_to_bf16_rounds_once():
@@ -145,7 +146,8 @@ def test_integer_to_float_and_width_changes():
     assert each("cvt.s64.s32 $d, $0;", [words], np.uint64).view(np.int64).tolist() == \
         [0, 1, 2 ** 24 + 1, -2 ** 31, -1]
     assert each("cvt.u64.u32 $d, $0;", [words], np.uint64).tolist() == words.tolist()
-    assert each("cvt.s32.s8 $d, $0;", [np.uint32([0x7F, 0x180, 0xFF])], np.uint32).view(np.int32).tolist() == [127, -128, -1]
+    assert each("cvt.s32.s8 $d, $0;", [np.uint32([0x7F, 0x180, 0xFF])], np.uint32).view(np.int32).tolist() == \
+        [127, -128, -1]
     assert each("cvt.sat.s8.s32 $d, $0;", [np.uint32([300, 0xFFFFFE00, 5])], np.uint16).view(np.int16).tolist() == \
         [127, -128, 5]
     assert each("cvt.u16.u32 $d, $0;", [np.uint32([0x12345])], np.uint16).tolist() == [0x2345]

@@ -156,9 +156,22 @@ def shift_of(kind):
 def test_unscaled_small_formats(at, bt):
     (acodes, A), (bcodes, B) = codes_of(at, (16, 32)), codes_of(bt, (32, 8))
     got = multiply(f"mma.sync.aligned.kind::f8f6f4.m16n8k32.row.col.f32.{at}.{bt}.f32",
-                   registers(acodes, place_a, 32, 4, 8, shift_of(at)), registers(bcodes, place_b, 32, 4, 8, shift_of(bt)),
-                   np.zeros((16, 8)))
+                   registers(acodes, place_a, 32, 4, 8, shift_of(at)),
+                   registers(bcodes, place_b, 32, 4, 8, shift_of(bt)), np.zeros((16, 8)))
     close(got, A @ B, 32)
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda a, b: (a[:, [0, 2, 1, 3]], b),                                # row half and k half of A confused
+    lambda a, b: (a, b[:, ::-1]),                                        # k halves of B
+    lambda a, b: (np.roll(a, 1, 0), b), lambda a, b: (a, np.roll(b, 4, 0)),      # lanes
+    lambda a, b: (a.byteswap(), b)])                                     # elements of a register
+def test_a_wrong_fragment_map_shows(wrong):
+    (acodes, A), (bcodes, B) = codes_of("e4m3", (16, 32)), codes_of("e4m3", (32, 8))
+    right = registers(acodes, place_a, 32, 4, 8), registers(bcodes, place_b, 32, 4, 8)
+    a, b = (np.ascontiguousarray(x) for x in wrong(*right))
+    got = multiply("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", a, b, np.zeros((16, 8)))
+    assert (got != (A @ B).astype(np.float32)).mean() > 0.5
 
 
 # --------------------------------------------------------------------------------------------- block scaling
@@ -200,7 +213,8 @@ def test_one_scale_a_row(at, bt, select_a, select_b):
     (acodes, A), (bcodes, B) = codes_of(at, (16, 32)), codes_of(bt, (32, 8))
     ea, eb = rng.integers(-20, 20, (32, 4)), rng.integers(-20, 20, (32, 4))
     got = scaled(MXF8F6F4.format(at, bt), registers(acodes, place_a, 32, 4, 8, shift_of(at)),
-                 registers(bcodes, place_b, 32, 4, 8, shift_of(bt)), scale_words(ea), scale_words(eb), select_a, select_b)
+                 registers(bcodes, place_b, 32, 4, 8, shift_of(bt)), scale_words(ea), scale_words(eb),
+                 select_a, select_b)
     sa = np.array([2.0 ** ea[lane_of_row(m, select_a[1]), select_a[0]] for m in range(16)])
     sb = np.array([2.0 ** eb[lane_of_column(n, select_b[1]), select_b[0]] for n in range(8)])
     close(got, (A @ B) * sa[:, None] * sb[None, :], 32)
@@ -245,8 +259,8 @@ def test_extreme_scales_and_nan():
     assert np.isnan(got[9]).all()
 
 
-@pytest.mark.parametrize("kind, chunks, scale", [("mxf4", 2, "ue8m0"), ("mxf4nvf4", 2, "ue8m0"), ("mxf4nvf4", 4, "ue8m0"),
-                                                 ("mxf4nvf4", 4, "ue4m3")])
+@pytest.mark.parametrize("kind, chunks, scale", [("mxf4", 2, "ue8m0"), ("mxf4nvf4", 2, "ue8m0"),
+                                                 ("mxf4nvf4", 4, "ue8m0"), ("mxf4nvf4", 4, "ue4m3")])
 @pytest.mark.parametrize("half", [0, 1])
 def test_fp4_with_several_scales_a_row(kind, chunks, scale, half):
     (acodes, A), (bcodes, B) = codes_of("e2m1", (16, 64)), codes_of("e2m1", (64, 8))
@@ -272,8 +286,8 @@ def test_fp4_with_several_scales_a_row(kind, chunks, scale, half):
     close(got, want, 64)
 
 
-@pytest.mark.parametrize("select_a, select_b, message", [((0, 2), (0, 0), "thread-id-a 2"), ((0, 0), (4, 0), "byte-id-b 4"),
-                                                         ((0, 0), (0, 4), "thread-id-b 4")])
+@pytest.mark.parametrize("select_a, select_b, message", [
+    ((0, 2), (0, 0), "thread-id-a 2"), ((0, 0), (4, 0), "byte-id-b 4"), ((0, 0), (0, 4), "thread-id-b 4")])
 def test_selectors_out_of_range(select_a, select_b, message):
     zero = [np.zeros((32, n), np.uint32) for n in (4, 2, 1, 1)]
     with pytest.raises(Fault, match=message):
@@ -293,7 +307,8 @@ def test_an_aligned_instruction_needs_the_whole_warp():
     zero = np.zeros((32, 4), np.uint32), np.zeros((32, 2), np.uint32), np.zeros((16, 8))
     guard = "    setp.lt.u32 %p1, %r200, 31;\n    @!%p1 bra SKIP;\n"
     with pytest.raises(Fault, match="needs all 32 lanes of its warp") as caught:
-        multiply("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", *zero, load=guard, extra=";\nSKIP: mov.u32 %r9, 0")
+        multiply("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", *zero, load=guard,
+                 extra=";\nSKIP: mov.u32 %r9, 0")
     assert caught.value.instruction.startswith("mma.sync")
 
 
@@ -356,7 +371,8 @@ def test_stmatrix_undoes_ldmatrix(transposed):
 
 def test_ldmatrix_checks_its_rows():
     rows, out = np.zeros((32, 4), np.uint32), np.zeros((32, 4), np.uint32)
-    for change, message in (("add.u32 %r210, %r210, 8;", "misaligned matrix row"), ("add.u32 %r210, %r210, 512;", "outside")):
+    for change, message in (("add.u32 %r210, %r210, 8;", "misaligned matrix row"),
+                            ("add.u32 %r210, %r210, 512;", "outside the block's 512 bytes")):
         with pytest.raises(Fault, match=message):
             run(FILL + change + "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r5}, [%r210];", rows, out, static=TILE)
     with pytest.raises(Fault, match="nothing wrote"):

@@ -136,7 +136,8 @@ def test_out_of_bounds_names_array_offset_and_thread():
 
 
 def test_a_vector_may_not_hang_over_the_end():
-    caught(AT.format(16) + "ld.global.v4.u32 {%r2,%r3,%r4,%r5}, [%rd2];", np.zeros(127, np.uint32), match="out of bounds")
+    caught(AT.format(16) + "ld.global.v4.u32 {%r2, %r3, %r4, %r5}, [%rd2];", np.zeros(127, np.uint32),
+           match="out of bounds")
 
 
 def test_the_gap_between_buffers_is_nobodys():
@@ -180,8 +181,8 @@ def test_unwritten_output():
     run(AT.format(4) + "st.global.u32 [%rd2], %r1; ld.global.u16 %rs1, [%rd2+2]; red.global.add.u32 [%rd2], 1;", out,
         unwritten=[out])
     np.testing.assert_array_equal(out, np.arange(1, 33))
-    caught(AT.format(4) + "red.global.add.u32 [%rd2], 1;", out, match="atomic on bytes of argument 0 that nothing wrote",
-           unwritten=[out])
+    caught(AT.format(4) + "red.global.add.u32 [%rd2], 1;", out, unwritten=[out],
+           match="atomic on bytes of argument 0 that nothing wrote")
 
 
 def test_read_only_arrays():
@@ -208,10 +209,27 @@ def test_launches_that_make_no_sense(args, grid, block, message):
         launch(program, grid, block, args)
 
 
-def test_overlapping_arrays_are_refused():
+def test_a_slice_of_an_array_that_came_before_lies_inside_it():
     x = np.zeros(64, np.uint32)
-    with pytest.raises(PtxError, match="overlaps argument 0"):
+    body = "ld.param.u64 %rd1, [p0]; ld.param.u64 %rd2, [p1]; sub.u64 %rd3, %rd2, %rd1; cvt.u32.u64 %r1, %rd3;" \
+           "ld.global.u32 %r2, [%rd1+16]; ld.global.u32 %r2, [%rd2+{}]; st.global.u32 [%rd2], %r1;"
+    run(body.format(16), x, x[5:9], block=1, unwritten=[])
+    assert x[5] == 20
+    fresh = x[5:9]
+    caught(body.format(0), x, fresh, match="argument 0 at offset 20, which nothing wrote", block=1, unwritten=[fresh])
+
+
+def test_arrays_that_share_some_memory_are_refused():
+    x = np.zeros(64, np.uint32)
+    with pytest.raises(PtxError, match="share some memory"):
         launch(load(kernel("", ("u64", "u64"))), 1, 32, [x[:40], x[20:]])
+
+
+def test_shared_memory_that_the_chip_does_not_have():
+    program = load(kernel("", (), ".shared .align 4 .b8 cell[1024];"))
+    launch(program, 1, 32, [], shared_bytes=98 << 10)
+    with pytest.raises(PtxError, match="wants 102400 bytes of shared memory a block, sm_120a has 101376"):
+        launch(program, 1, 32, [], shared_bytes=99 << 10)
 
 
 def test_the_block_size_that_the_text_allows():
@@ -222,6 +240,7 @@ def test_the_block_size_that_the_text_allows():
 
 
 def test_forms_that_are_not_known():
-    for text in ("ld.global.wobble.u32 %r1, [%rd1];", "red.global.add.f16x3 [%rd1], %r1;", "atom.global.min.f32 %f1, [%rd1], %f2;"):
+    for text in ("ld.global.wobble.u32 %r1, [%rd1];", "red.global.add.f16x3 [%rd1], %r1;",
+                 "atom.global.min.f32 %f1, [%rd1], %f2;"):
         with pytest.raises(Unsupported):
             load(kernel(text))

@@ -26,7 +26,7 @@ def test_scopes_have_names_of_their_own():
 
 
 def test_comments_and_constants():
-    assert value("/* mov.u32 %r1, 1; */ mov.u32 %r1, 0x10; // and more\n add.u32 %r1, %r1, 010; add.u32 %r1, %r1, 3U;") == 27
+    assert value("/* mov.u32 %r1, 1; */ mov.u32 %r1, 0x10; //\n add.u32 %r1, %r1, 010; add.u32 %r1, %r1, 3U;") == 27
     assert value("mov.f32 %f1, 0f40490FDB; cvt.rni.u32.f32 %r1, %f1;") == 3
     assert value("mov.f64 %fd1, 0d4010000000000000; cvt.rni.u32.f64 %r1, %fd1;") == 4
     assert value("mov.u32 %r1, -2;") == 2 ** 32 - 2
@@ -49,7 +49,8 @@ ZERO:
     ret;
 }
 """
-CALL = """{ .param .b32 a; .param .align 8 .b8 b[8]; .param .b32 c; st.param.b32 [a], %r1; st.param.v2.b32 [b], {%r5, %r6};
+CALL = """{ .param .b32 a; .param .align 8 .b8 b[8]; .param .b32 c;
+    st.param.b32 [a], %r1; st.param.v2.b32 [b], {%r5, %r6};
     call.uni (c), triple, (a, b); ld.param.b32 %r1, [c]; }"""
 
 
@@ -66,7 +67,7 @@ def test_texts_that_call_one_another():
     declared = ".extern .func (.param .b32 result) triple (.param .b32 x, .param .align 8 .b8 pair[8]);"
     out = np.zeros(1, np.uint32)
     body = "mov.u32 %r1, 5; mov.u32 %r5, 7; mov.u32 %r6, 2;" + CALL + store()
-    program = load([kernel(body, ("u64",), head=declared), ".version 8.8\n.target sm_90\n.address_size 64\n" + FUNCTION])
+    program = load([kernel(body, ("u64",), head=declared), ".version 8.8\n.target sm_90\n" + FUNCTION])
     launch(program, 1, 1, [out])
     assert out[0] == 17
 
@@ -152,8 +153,8 @@ def test_a_join_comes_after_both_sides_and_a_loop_before_what_follows():
 
 
 def test_nested_loops_and_unreachable_code():
-    nested = """mov.u32 %r9, 0; OUTER: mov.u32 %r9, 1; INNER: mov.u32 %r9, 2; @%p1 bra INNER; mov.u32 %r9, 3; @%p2 bra OUTER;
-    mov.u32 %r9, 4; bra END; mov.u32 %r9, 99; END: mov.u32 %r9, 5;"""
+    nested = """mov.u32 %r9, 0; OUTER: mov.u32 %r9, 1; INNER: mov.u32 %r9, 2; @%p1 bra INNER; mov.u32 %r9, 3;
+    @%p2 bra OUTER; mov.u32 %r9, 4; bra END; mov.u32 %r9, 99; END: mov.u32 %r9, 5;"""
     assert order(nested) == [0, 1, 2, 3, 4, 5]
 
 

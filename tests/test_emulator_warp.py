@@ -9,8 +9,9 @@ LANES = np.arange(32, dtype=np.uint32)
 rng = np.random.default_rng(2)
 
 
-@pytest.mark.parametrize("mode, by, width", [("idx", 5, 32), ("idx", 3, 8), ("up", 1, 32), ("up", 3, 16), ("down", 2, 32),
-                                             ("down", 9, 16), ("bfly", 16, 32), ("bfly", 1, 32), ("bfly", 12, 8)])
+@pytest.mark.parametrize("mode, by, width", [
+    ("idx", 5, 32), ("idx", 3, 8), ("up", 1, 32), ("up", 3, 16), ("down", 2, 32), ("down", 9, 16), ("bfly", 16, 32),
+    ("bfly", 1, 32), ("bfly", 12, 8)])
 def test_shuffles(mode, by, width):
     """CUDA's description: segments of `width` lanes; a source outside the segment leaves the lane its own value."""
     x = rng.integers(0, 2 ** 32, 32, dtype=np.uint32)
@@ -75,7 +76,8 @@ def test_special_registers():
     run("""
     mov.u32 %r1, %tid.x; mov.u32 %r2, %tid.y; mov.u32 %r3, %tid.z; mov.u32 %r4, %ctaid.x; mov.u32 %r5, %ctaid.y;
     mov.u32 %r6, %ctaid.z; mov.u32 %r7, %laneid; mov.u32 %r8, %warpid;
-    mov.u32 %r11, %ntid.x; mov.u32 %r12, %ntid.y; mov.u32 %r13, %ntid.z; mov.u32 %r14, %nctaid.x; mov.u32 %r15, %nctaid.y;
+    mov.u32 %r11, %ntid.x; mov.u32 %r12, %ntid.y; mov.u32 %r13, %ntid.z;
+    mov.u32 %r14, %nctaid.x; mov.u32 %r15, %nctaid.y;
     mad.lo.u32 %r20, %r6, %r15, %r5; mad.lo.u32 %r20, %r20, %r14, %r4; mad.lo.u32 %r20, %r20, %r13, %r3;
     mad.lo.u32 %r20, %r20, %r12, %r2; mad.lo.u32 %r20, %r20, %r11, %r1;
     ld.param.u64 %rd1, [p0]; mad.wide.u32 %rd1, %r20, 32, %rd1;

@@ -68,8 +68,8 @@ def place_d(thread, register):
 TILE = ".extern .shared .align 1024 .b8 tile[];"
 COPY_IN = """
     mov.u32 %r200, %tid.x; ld.param.u64 %rd1, [p0]; mad.wide.u32 %rd1, %r200, 16, %rd1;
-    mov.u32 %r201, tile; add.u32 %r201, %r201, 1023; and.b32 %r201, %r201, 0xfffffc00; mad.lo.u32 %r202, %r200, 16, %r201;
-    mov.u32 %r203, 0;
+    mov.u32 %r201, tile; add.u32 %r201, %r201, 1023; and.b32 %r201, %r201, 0xfffffc00;
+    mad.lo.u32 %r202, %r200, 16, %r201; mov.u32 %r203, 0;
 COPY: ld.global.v4.u32 {%r210, %r211, %r212, %r213}, [%rd1]; st.shared.v4.u32 [%r202], {%r210, %r211, %r212, %r213};
     add.u64 %rd1, %rd1, 2048; add.u32 %r202, %r202, 2048; add.u32 %r203, %r203, 2048;
     setp.lt.u32 %p1, %r203, 65536; @%p1 bra COPY;
@@ -80,7 +80,7 @@ ADDRESS = "shr.u32 %r204, %r201, 4; cvt.u64.u32 %rd10, %r204; ld.param.u64 %rd11
 
 
 def body(n, text, copy=COPY_IN + FENCE, before="wgmma.fence.sync.aligned;", finish=None, out=True):
-    """Copy the tile in, start accumulators at 1, multiply, wait, store. Accumulators are %f0 ..; text has {d} for them."""
+    """Copy the tile in, start accumulators (%f0 .., in the text {d}) at 1, multiply, wait, store."""
     d = "{" + ", ".join(f"%f{i}" for i in range(n // 2)) + "}"
     finish = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;" if finish is None else finish
     start = "\n".join(f"mov.f32 %f{i}, 0f3F800000;" for i in range(n // 2))
@@ -98,10 +98,11 @@ def multiply(a, b, n, kinds, modes, transposed=(0, 0), tail=None, **options):
     out = np.zeros((128, n // 2), np.float32)
     k = TYPES[kinds[0]][2]
     tail = tail or ("p, 1, 1" + (f", {transposed[0]}, {transposed[1]}" if k == 16 else ""))
-    text = f"setp.ne.u32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{kinds[0]}.{kinds[1]} {{d}}, %rd11, %rd12, {tail};"
-    text = "{ .reg .pred p; " + text + " }"
+    text = (f"{{ .reg .pred p; setp.ne.u32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{kinds[0]}.{kinds[1]} "
+            f"{{d}}, %rd11, %rd12, {tail}; }}")
     tile = np.concatenate([raw_a, raw_b])
-    args = [tile, out, np.uint64(descriptor(A_AT, *offsets_a, modes[0])), np.uint64(descriptor(B_AT, *offsets_b, modes[1]))]
+    args = [tile, out, np.uint64(descriptor(A_AT, *offsets_a, modes[0])),
+            np.uint64(descriptor(B_AT, *offsets_b, modes[1]))]
     run(body(n, text), *args, params=PARAMS, block=128, static=TILE, shared_bytes=65536 + 1024, **options)
     d = np.zeros((64, n))
     for thread in range(128):
@@ -153,8 +154,8 @@ def test_a_step_along_k_inside_a_swizzled_atom():
     a, b = (rng.standard_normal((r, k)).astype(TYPES["e4m3"][0]) for r in (64, 8))
     (raw_a, *oa), (raw_b, *ob) = image(a, 1, 0), image(b, 1, 0)
     out = np.zeros((128, 4), np.float32)
-    text = "".join(f"wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {{d}}, %rd11, %rd12, 1, 1, 1;"
-                   "add.u64 %rd11, %rd11, 2; add.u64 %rd12, %rd12, 2;" for _ in range(4))
+    text = 4 * ("wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {d}, %rd11, %rd12, 1, 1, 1;"
+                "add.u64 %rd11, %rd11, 2; add.u64 %rd12, %rd12, 2;")
     run(body(8, text), np.concatenate([raw_a, raw_b]), out, np.uint64(descriptor(A_AT, *oa, 1)),
         np.uint64(descriptor(B_AT, *ob, 1)), params=PARAMS, block=128, static=TILE, shared_bytes=65536 + 1024)
     want = a.astype(float) @ b.astype(float).T + 1
@@ -181,8 +182,10 @@ def test_a_from_registers(kind):
     tile[:2048] = words.view(np.uint8).ravel()
     out = np.zeros((128, 8), np.float32)
     major = ", 0" if k == 16 else ""
-    text = (f"wgmma.mma_async.sync.aligned.m64n16k{k}.f32.{kind}.{kind} {{d}}, {{%r1, %r2, %r3, %r4}}, %rd12, 1, 1, 1{major};")
-    fetch = "mad.lo.u32 %r205, %r200, 16, %r201; ld.shared.v4.u32 {%r1, %r2, %r3, %r4}, [%r205]; wgmma.fence.sync.aligned;\n"
+    text = (f"wgmma.mma_async.sync.aligned.m64n16k{k}.f32.{kind}.{kind} {{d}}, {{%r1, %r2, %r3, %r4}}, %rd12, "
+            f"1, 1, 1{major};")
+    fetch = ("mad.lo.u32 %r205, %r200, 16, %r201; ld.shared.v4.u32 {%r1, %r2, %r3, %r4}, [%r205];"
+             "wgmma.fence.sync.aligned;\n")
     run(body(16, text, before=fetch), tile, out, np.uint64(0), np.uint64(descriptor(B_AT, *ob, 1)), params=PARAMS,
         block=128, static=TILE, shared_bytes=65536 + 1024)
     d = np.zeros((64, 16))

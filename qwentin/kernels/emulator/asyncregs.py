@@ -48,9 +48,9 @@ def registers(operand):
 
 
 def destinations(ins):
-    """The registers an instruction writes."""
-    if not ins.args or ins.base in ("st", "red", "bra", "bar", "cp", "mbarrier", "fence", "membar", "stmatrix"):
-        return registers(ins.args[0]) if ins.base == "mbarrier" and not isinstance(ins.args[0], Address) else []
+    """The registers an instruction writes: its first operand, unless that is an address (or a barrier's)."""
+    if not ins.args or isinstance(ins.args[0], Address) or ins.base in ("bar", "barrier"):
+        return []
     return registers(ins.args[0])
 
 

@@ -35,9 +35,9 @@ class Copies:
         out = np.zeros((len(address), nbytes), u1)
         for selection, buffer, offset in self.memory.locate(address, nbytes, lambda j, m: self.fault(at, m, thread[j])):
             rows = np.arange(len(address)) if selection is None else selection
-            piece = nbytes & -nbytes                                     # the largest power of two that divides it
+            piece = min(nbytes & -nbytes, ROW)                           # a power of two that divides it
             starts = (offset[:, None] + np.arange(0, nbytes, piece)).ravel()
-            self.races.touch(buffer, starts, min(piece, ROW), np.repeat(thread[rows], nbytes // piece), at, GLOBAL_READ)
+            self.races.touch(buffer, starts, piece, np.repeat(thread[rows], nbytes // piece), at, GLOBAL_READ)
             where = offset[:, None] + np.arange(nbytes)
             if buffer.written is not None and not buffer.written[where].all():
                 self.fault(at, f"copy from {buffer.name} of bytes that nothing wrote", thread[rows[0]])

@@ -4,6 +4,7 @@ from .dtypes import name_of, unsigned, width_of
 from .operands import Imm, Pair, Reg, Special, Vector
 from .spaces import LOCAL_WINDOW, SHARED_WINDOW
 
+FLOATS = ("f16", "bf16", "f32", "f64")
 HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 DIRECTED = {"rz", "rm", "rp"}
 SYMBOLS = dict(add="+", sub="-", mul="*")
@@ -151,9 +152,7 @@ def dot_bytes(c, ins):
 @emits("setp", allow="ftz and or xor num nan equ neu ltu leu gtu geu " + " ".join(COMPARE))
 def compare(c, ins):
     op, kind, destination = ins.op[1], ins.type, ins.args[0]
-    if kind in HALVES:
-        raise unsupported(ins, "comparison of half types")
-    a, b = (flushed(ins, c.full(x, kind)) for x in ins.args[1:3])
+    a, b = (compared(c, ins, x, kind) for x in ins.args[1:3])
     text = comparison(op, kind, a, b)
     negated = f"~{text}"
     if len(ins.args) == 4:
@@ -166,13 +165,23 @@ def compare(c, ins):
     c.write(destination.second, "t", "pred")
 
 
+def compared(c, ins, operand, kind):
+    """An operand of a comparison; halves are compared as float32."""
+    if kind in ("f16", "bf16"):
+        word = c.full(operand, "b16")
+        return f"from_bf16({word})" if kind == "bf16" else f"{word}.view(f2).astype(f4)"
+    if kind in HALVES:
+        raise unsupported(ins, "comparison of pairs")
+    return flushed(ins, c.full(operand, kind))
+
+
 def comparison(op, kind, a, b):
     """A comparison as an expression; for floats, `equ` and its like are true and `ne` is false where one is NaN."""
     if op in ("num", "nan"):
         return f"{'~' if op == 'num' else ''}(np.isnan({a}) | np.isnan({b}))"
-    if kind[0] == "f" and len(op) == 3:
+    if kind in FLOATS and len(op) == 3:
         return f"(({a} {COMPARE[op[:2]]} {b}) | np.isnan({a}) | np.isnan({b}))"
-    if kind[0] == "f" and op == "ne":
+    if kind in FLOATS and op == "ne":
         return f"(({a} != {b}) & ~np.isnan({a}) & ~np.isnan({b}))"
     return f"({a} {COMPARE[op]} {b})"
 

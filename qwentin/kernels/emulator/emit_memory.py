@@ -110,7 +110,7 @@ def atomic(c, ins):
        "async.shared::cta global shared::cta shared::cluster mbarrier_init alias generic sync_restrict::shared::cta")
 def fence(c, ins):
     """A proxy fence lets asynchronous operations see ordinary writes; a device-wide one publishes (races.py)."""
-    if "proxy" in ins.mods and "async" in ins.mods:
+    if {"proxy", "async"} <= ins.mods and "global" not in ins.mods:
         return c.line("S.shared.proxy_fence(@M)")
     if ins.mods & {"gl", "gpu", "sys", "cluster"} and "proxy" not in ins.mods and "mbarrier_init" not in ins.mods:
         c.line("S.access.fence(@M)")

@@ -12,6 +12,8 @@ from .spaces import WARP, WARPGROUP
 TOGETHER = 4096                       # threads run together: enough to make numpy's overhead small, and fit caches
 TOGETHER_POLLING = 1 << 17            # if blocks may wait for one another, all must run together
 STEPS = 2_000_000
+SHARED_LIMIT = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
+                "sm_120": 99 << 10}   # bytes a block
 
 
 class Launch:
@@ -26,6 +28,10 @@ class Launch:
             allowed = int(np.prod(sizes))
             if threads > allowed or name == "reqntid" and threads != allowed:
                 raise PtxError(f"a block of {threads} threads, but the kernel says .{name} {allowed}")
+        wanted, target = program.module.shared_bytes + shared_bytes, program.module.target
+        allowed = SHARED_LIMIT.get(target.rstrip("af"), wanted)
+        if wanted > allowed:
+            raise PtxError(f"{program.name} wants {wanted} bytes of shared memory a block, {target} has {allowed}")
         unit = WARPGROUP if program.uses_wgmma else WARP
         self.per, self.clock = -(-threads // unit) * unit, 0
         self.news = News(self.per)

@@ -21,6 +21,12 @@ class Buffer:
         self.shadow = Shadow(data.size)
         self.views = {}
 
+    def forget(self, offset, size):
+        """Count these bytes as unwritten (again)."""
+        if self.written is None:
+            self.written = np.ones(self.data.size, u1)
+        self.written[offset:offset + size] = 0
+
     def rows(self, size, vec, of=None):
         """The bytes as [n, vec] words of `size` bytes; of: "written" for the marks instead of the data."""
         key = size, vec, of
@@ -38,18 +44,21 @@ class GlobalMemory:
         self.buffers, self.bases, self.next, self.by_place = [], [], FIRST_BUFFER, {}
 
     def add(self, array, name="", unwritten=False):
-        """Register an array, which is then read and written in place. The same memory gets the same address.
+        """Register an array, which is then read and written in place. Memory that is registered keeps its address.
 
-        unwritten: reading a byte of it before the kernel wrote it is a fault."""
+        unwritten: reading a byte of it before a kernel wrote it is a fault."""
         if not array.flags.c_contiguous:
             raise PtxError(f"{name or 'array'} of shape {array.shape} is not C-contiguous")
         data = array.reshape(-1).view(u1) if array.size else np.zeros(0, u1)
         place = array.__array_interface__["data"][0], data.size
-        if data.size and place in self.by_place:
-            return self.by_place[place].base
-        for (start, size), other in self.by_place.items():
-            if data.size and start < place[0] + place[1] and place[0] < start + size:
-                raise PtxError(f"{name or 'array'} overlaps {other.name} without being the same memory")
+        for (start, size), other in self.by_place.items() if data.size else ():
+            if start <= place[0] and place[0] + place[1] <= start + size:
+                offset = place[0] - start
+                if unwritten:
+                    other.forget(offset, data.size)
+                return other.base + offset
+            if start < place[0] + place[1] and place[0] < start + size:
+                raise PtxError(f"{name or 'array'} and {other.name} share some memory: pass the larger one first")
         buffer = Buffer(self.next, data, name or hex(self.next), array.flags.writeable, unwritten)
         self.next = -(-(buffer.end + GAP) // 256) * 256
         self.buffers.append(buffer)

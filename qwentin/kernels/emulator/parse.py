@@ -32,6 +32,7 @@ class Module:
     data: dict = field(default_factory=dict)
     files: dict = field(default_factory=dict)
     shared_bytes: int = 0
+    target: str = ""
 
     def entry(self, name=None):
         """The kernel: the only one, or the one called `name`."""
@@ -51,6 +52,8 @@ def parse(text):
     for part in [text] if isinstance(text, str) else text:
         for number, name in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', part, re.M):
             module.files[int(number)] = name
+        if target := re.search(r"^\s*\.target\s+(\w+)", part, re.M):
+            module.target = module.target or target.group(1)
         for head, body in top_level(cleaned(part)):
             if ".func" in head or ".entry" in head:
                 add_function(module, head, body)

@@ -15,6 +15,7 @@ from .operands import Sink
 from .spaces import WARP, WARPGROUP
 
 DONE = 1 << 30
+BARRIERS = 16                         # that a block has
 COHORTS = 3
 PATIENCE = 64                         # rounds of failed tests with no event in between: a deadlock
 REDEAL = 512                          # turns until cohorts are dealt anew, barrier or not
@@ -83,7 +84,7 @@ class Scheduler:
                 number = block.taken if yes else block.next
             elif block.kind == EXIT:
                 return True
-            elif isinstance(result[0], int) and result[1] is None and result[2] is None:
+            elif result[1] is None and result[2] is None and isinstance(result[0], int) and result[0] < BARRIERS:
                 self.order.whole_block()
                 number = block.next
             else:
@@ -173,19 +174,22 @@ class Scheduler:
     # ---- barriers
     def arrive(self, mask, number, result):
         """Threads reach the barrier at the end of block `number`."""
-        barrier, count, predicate = result
-        block = self.blocks[number]
         full = lambda x: np.broadcast_to(0 if x is None else x, mask.shape)
-        self.at[mask] = block.next
+        barrier, count, predicate = full(result[0]), full(result[1]), result[2]
+        block = self.blocks[number]
+        self.at[mask], self.barrier_block[mask] = block.next, number
+        first = int(np.flatnonzero(mask)[0])
+        if not 0 <= barrier[first] < BARRIERS or count[first] % WARP:
+            self.fault(f"barrier {barrier[first]} gathering {count[first]} threads, wanted one of {BARRIERS} barriers "
+                       f"and a multiple of {WARP}", first)
         if "arrive" in block.last.mods:
             for b in np.unique(self.threads.block[mask]).tolist():
                 here = np.flatnonzero(mask & (self.threads.block == b))
-                for i in np.unique(full(barrier)[here]).tolist():
-                    self.arrived.setdefault((b, i), []).extend(here[full(barrier)[here] == i].tolist())
+                for i in np.unique(barrier[here]).tolist():
+                    self.arrived.setdefault((b, i), []).extend(here[barrier[here] == i].tolist())
         else:
             self.waiting |= mask
-            self.barrier_id[mask], self.barrier_count[mask] = full(barrier)[mask], full(count)[mask]
-            self.barrier_block[mask] = number
+            self.barrier_id[mask], self.barrier_count[mask] = barrier[mask], count[mask]
             if predicate is not None:
                 self.predicates[mask] = predicate[mask]
         self.release()
