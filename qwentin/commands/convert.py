@@ -56,7 +56,7 @@ def print_plan(job: Job, every: bool) -> None:
     if every:
         width = max(len(recipe.name) for recipe in job.recipes)
         for recipe in job.recipes:
-            print(f"{recipe.name:{width}}  {str(list(recipe.source.shape)):16} {recipe.source.encoding.name:>14} -> "
+            print(f"{recipe.name:{width}}  {str(list(recipe.source.shape)):16} {recipe.source.format:>14} -> "
                   f"{recipe.kind:9} {part_bytes(recipe):>14,} B")
     kinds = Counter(recipe.kind for recipe in job.recipes)
     sizes = Counter()
@@ -74,5 +74,5 @@ def as_json(job: Job, dry_run: bool) -> dict:
     return {"source": str(job.checkpoint.directory), "target": str(job.target), "dry_run": dry_run,
             "total_bytes": job.size, "source_bytes": job.source_bytes, "has_mtp": job.checkpoint.has_mtp,
             "files": {file.name: file.size for file in job.files},
-            "tensors": [{"name": r.name, "shape": list(r.source.shape), "from": r.source.encoding.name, "to": r.kind,
+            "tensors": [{"name": r.name, "shape": list(r.source.shape), "from": r.source.format, "to": r.kind,
                          "bytes": part_bytes(r)} for r in job.recipes]}

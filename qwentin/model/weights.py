@@ -40,6 +40,11 @@ class Tensor:
         """Bytes in the files, companions included."""
         return sum(part.nbytes for part in self.parts.values())
 
+    @property
+    def format(self) -> str:
+        """The encoding's name, or the dtype of plain numbers."""
+        return self.encoding.name if self.encoding.name != "plain" else self.parts["weight"].dtype.lower()
+
     def slices(self) -> Iterator[tuple[int, int]]:
         """Cut the first axis into ranges [start, stop) of about SLICE_BYTES once decoded."""
         size = int(np.prod(self.shape[1:], initial=4))
@@ -130,6 +135,19 @@ def assemble(config: ModelConfig, stored: dict[str, Part], shards: list[Shard], 
             raise found
         tensors[name] = found
     return Checkpoint(directory, config, tensors, shards)
+
+
+def problems(directory) -> tuple[list[Tensor], list[str]]:
+    """The tensors that are as they should be, and a sentence for each fault of the others, all of them."""
+    directory = Path(directory)
+    config = ModelConfig.from_directory(directory)
+    try:
+        check_quantisation(directory)
+        _, stored = read_headers(directory)
+    except CheckpointError as fault:
+        return [], [str(fault)]
+    found = [each for _, each in match(config, stored, directory)]
+    return [t for t in found if isinstance(t, Tensor)], [str(f) for f in found if isinstance(f, CheckpointError)]
 
 
 def check_quantisation(directory: Path) -> None:

@@ -1,0 +1,92 @@
+"""`python -m qwentin budget DIR --ctx N`: what serving takes, item by item, and the longest context that fits."""
+import json
+from collections import Counter
+from pathlib import Path
+
+from ..config import ModelConfig
+from ..errors import ConfigError
+from ..model import pack
+from ..model.budget import GIB, KV_HEAD_BYTES, Budget, budget, float32_weights
+from ..model.container import part_bytes
+from ..model.imagined import imagine
+from ..model.weights import Checkpoint, open_checkpoint
+from .inspect import part_of
+
+HELP = "itemise the memory of serving a model and find the longest context that fits"
+EXAMPLE = "python -m qwentin budget ~/models/Qwen3.6-27B --ctx 262144 --kv q4 --gpu-gib 31.4"
+
+
+def add_arguments(parser):
+    parser.add_argument("directory", metavar="DIR", help="checkpoint directory, packed or not; config.json alone will do")
+    parser.add_argument("--ctx", type=int, metavar="N",
+                        help="context in tokens (default: 32768, or the model's longest if that is less)")
+    parser.add_argument("--kv", default="fp8", metavar="KIND",
+                        help=f"{', '.join(KV_HEAD_BYTES)} or a number of bits a value (default: fp8); f32 is the tower "
+                             "without a GPU")
+    parser.add_argument("--gpu-gib", type=float, default=31.4, metavar="G", help="memory there is (default: 31.4 GiB)")
+    parser.add_argument("--seqs", type=int, default=1, metavar="N",
+                        help="sequences with a state of their own (default: 1)")
+    parser.add_argument("--weights", choices=pack.WEIGHTS, default="fp6",
+                        help="format to reckon with if DIR is not packed (default: fp6)")
+    parser.add_argument("--embedding", choices=pack.EMBEDDINGS, default="fp6",
+                        help="format to reckon with if DIR is not packed (default: fp6)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments) -> int:
+    checkpoint = opened(Path(arguments.directory))
+    longest = checkpoint.config.max_position_embeddings
+    context = min(32768, longest) if arguments.ctx is None else arguments.ctx
+    for name, value in (("--ctx", context), ("--gpu-gib", arguments.gpu_gib), ("--seqs", arguments.seqs)):
+        if value <= 0:
+            raise ConfigError(f"{name} is {value}; a positive number was wanted.")
+    if context > longest:
+        raise ConfigError(f"--ctx is {context}; this model's longest context is {longest}.")
+    if arguments.kv == "f32":
+        weights = float32_weights(checkpoint.config, checkpoint.has_mtp)
+    else:
+        weights = weight_items(checkpoint, arguments.weights, arguments.embedding)
+    result = budget(checkpoint, weights, context, arguments.kv, int(arguments.gpu_gib * GIB), arguments.seqs)
+    if arguments.json:
+        print(json.dumps(as_json(result, arguments.kv)))
+    else:
+        print_budget(result)
+    return 0
+
+
+def opened(directory: Path) -> Checkpoint:
+    """The checkpoint, or the one that a lone config.json would belong to."""
+    if any(directory.glob("*.safetensors")):
+        return open_checkpoint(directory)
+    return imagine(ModelConfig.from_directory(directory), directory)
+
+
+def weight_items(checkpoint: Checkpoint, weights: str, embedding: str) -> dict[str, int]:
+    """Bytes by part of the model: as they lie in a packed directory, or as convert would pack them."""
+    packed = any(isinstance(t.encoding, (pack.Tiles, pack.Rows)) for t in checkpoint.tensors.values())
+    sizes = ([(t.name, t.nbytes) for t in checkpoint.tensors.values()] if packed else
+             [(r.name, part_bytes(r)) for r in pack.plan(checkpoint, weights, embedding)])
+    items = Counter()
+    for name, size in sizes:
+        items[f"weights: {part_of(name)}"] += size
+    return dict(items)
+
+
+def as_json(result: Budget, kind: str) -> dict:
+    """Items by name, and the fields that qwen36-fp4's budget prints, by their names."""
+    items = result.items
+    return {"context_tokens": result.context, "kv_cache_dtype": kind,
+            "kv_cache_bytes": items[f"KV, {kind}"], "deltanet_state_bytes": items["state S"],
+            "deltanet_conv_history_bytes": items["convolution window"],
+            "estimated_activation_workspace_bytes": items.get("activations", 0), "items": items,
+            "total_bytes": result.total, "limit_bytes": result.limit, "fits": result.total <= result.limit,
+            "bytes_per_token": result.row, "largest_context": result.largest_context}
+
+
+def print_budget(result: Budget) -> None:
+    width = max(map(len, result.items))
+    for name, size in result.items.items():
+        print(f"{name:{width}}  {size / GIB:8.3f} GiB")
+    verdict = "fits" if result.total <= result.limit else "DOES NOT FIT"
+    print(f"{'total':{width}}  {result.total / GIB:8.3f} GiB  {verdict} in {result.limit / GIB:.1f} GiB")
+    print(f"one more token takes {result.row:,} bytes; the longest context that fits: {result.largest_context:,} tokens")
