@@ -290,3 +290,81 @@ def test_half_a_warpgroup_is_not_enough():
 def test_forms_that_are_not_known(text):
     with pytest.raises(Unsupported):
         launch(load(kernel(body(8, text), PARAMS, TILE)), 1, 128, [])
+
+
+# ------------------------------------------------------------------------------------------- a whole pipeline
+def pipeline(rounds, wait="mbarrier.try_wait.parity.shared::cta.b64 %p5, [%r24], %r22; @!%p5 bra FULL;",
+             release="mbarrier.arrive.shared::cta.b64 _, [%r24+16];", pending=0):
+    """Two warpgroups of consumers and one warp of producers: bulk copies into a ring of two stages, wgmma out of it.
+
+    A stage holds A [128, 32] and B [8, 32], e4m3, laid out without swizzle (4096 + 256 bytes)."""
+    return f"""
+    mov.u32 %r1, %tid.x; mov.u32 %r2, tile; mov.u32 %r3, bar; ld.param.u64 %rd1, [p0]; ld.param.u64 %rd2, [p1];
+    setp.eq.u32 %p1, %r1, 256; setp.ge.u32 %p2, %r1, 256; mov.u32 %r20, 0;
+    @%p1 mbarrier.init.shared::cta.b64 [%r3], 1;      @%p1 mbarrier.init.shared::cta.b64 [%r3+8], 1;
+    @%p1 mbarrier.init.shared::cta.b64 [%r3+16], 256; @%p1 mbarrier.init.shared::cta.b64 [%r3+24], 256; bar.sync 0;
+    @!%p2 bra CONSUME; @!%p1 bra OUT;
+PRODUCE: and.b32 %r21, %r20, 1; shr.u32 %r22, %r20, 1; and.b32 %r22, %r22, 1; xor.b32 %r23, %r22, 1;
+    mad.lo.u32 %r24, %r21, 8, %r3; mad.lo.u32 %r25, %r21, 4352, %r2;
+EMPTY: mbarrier.try_wait.parity.shared::cta.b64 %p5, [%r24+16], %r23; @!%p5 bra EMPTY;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r24], 4352;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r25], [%rd1], 4352, [%r24];
+    add.u64 %rd1, %rd1, 4352; add.u32 %r20, %r20, 1; setp.lt.u32 %p6, %r20, {rounds}; @%p6 bra PRODUCE; bra OUT;
+CONSUME: shr.u32 %r30, %r1, 7; mov.f32 %f0, 0f00000000; mov.f32 %f1, %f0; mov.f32 %f2, %f0; mov.f32 %f3, %f0;
+    mov.u64 %rd20, {descriptor(0, 2048, 128, 0)}; mov.u64 %rd21, {descriptor(0, 128, 128, 0)};
+AGAIN: and.b32 %r21, %r20, 1; shr.u32 %r22, %r20, 1; and.b32 %r22, %r22, 1; mad.lo.u32 %r24, %r21, 8, %r3;
+    mad.lo.u32 %r25, %r21, 4352, %r2; mad.lo.u32 %r26, %r30, 1024, %r25; shr.u32 %r26, %r26, 4;
+    cvt.u64.u32 %rd11, %r26; add.u64 %rd11, %rd11, %rd20;
+    add.u32 %r27, %r25, 4096; shr.u32 %r27, %r27, 4; cvt.u64.u32 %rd12, %r27; add.u64 %rd12, %rd12, %rd21;
+FULL: {wait}
+    wgmma.fence.sync.aligned;
+    wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {{%f0, %f1, %f2, %f3}}, %rd11, %rd12, 1, 1, 1;
+    wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned {pending};
+    {release}
+    add.u32 %r20, %r20, 1; setp.lt.u32 %p6, %r20, {rounds}; @%p6 bra AGAIN;
+    wgmma.wait_group.sync.aligned 0;
+    mad.wide.u32 %rd5, %r1, 16, %rd2; st.global.v4.f32 [%rd5], {{%f0, %f1, %f2, %f3}};
+OUT:"""
+
+
+def stages(rounds):
+    """(bytes of all stages, float64 product) of random A [128, 32 rounds], B [8, 32 rounds]."""
+    a, b = (rng.standard_normal((r, 32 * rounds)).astype(TYPES["e4m3"][0]) for r in (128, 8))
+    out = []
+    for s in range(rounds):
+        for m in (a, b):
+            part = m[:, 32 * s:32 * s + 32].view(np.uint8)
+            raw = np.zeros(part.size, np.uint8)
+            for (r, c), byte in np.ndenumerate(part):
+                raw[k_major(r, c, 0, len(m))] = byte
+            out.append(raw)
+    return np.concatenate(out), a.astype(float) @ b.astype(float).T
+
+
+RING = ".shared .align 128 .b8 tile[8704];\n.shared .align 8 .b8 bar[32];"
+
+
+@pytest.mark.parametrize("schedule", [None, 1, 2, 3])
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_a_pipeline_of_bulk_copies_and_wgmma(rounds, schedule):
+    data, want = stages(rounds)
+    out = np.full((256, 4), np.nan, np.float32)
+    run(pipeline(rounds), data, out, block=288, static=RING, schedule=schedule, unwritten=[out])
+    got = np.zeros((128, 8))
+    for t in range(256):
+        for i in range(4):
+            row, column = place_d(t % 128, i)
+            got[64 * (t // 128) + row, column] = out[t, i]
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("fault, parts", [
+    ("has not seen complete|in flight|that nothing wrote", dict(wait="")),
+    ("overwritten while an asynchronous operation may still read it", dict(pending=1)),
+    ("deadlock: waits for an mbarrier phase", dict(release="")),
+    ("deadlock: waits for an mbarrier phase", dict(release="@%p2 mbarrier.arrive.shared::cta.b64 _, [%r24+16];"))])
+def test_faults_planted_in_the_pipeline(fault, parts):
+    data, _ = stages(5)
+    for schedule in (None, 1, 2):
+        with pytest.raises(Fault, match=fault):
+            run(pipeline(5, **parts), data, np.zeros((256, 4), np.float32), block=288, static=RING, schedule=schedule)
