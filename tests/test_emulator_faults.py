@@ -223,6 +223,15 @@ def test_a_barrier_orders_global_memory_within_a_block():
           body.replace("BARRIER", ""))
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_all_read_then_each_updates_its_own_after_a_barrier(schedule):
+    """What a barrier ordered is forgotten, also where a thread reads again before it writes."""
+    body = "ld.global.u32 %r9, [%rd1+20]; bar.sync 0; ld.global.u32 %r9, [%rd2]; add.u32 %r9, %r9, 1;" \
+           "st.global.u32 [%rd2], %r9;"
+    assert ran(body, schedule=schedule).tolist() == [1] * 64
+    wrong("race: argument 0 is (written|read) here", body.replace("bar.sync 0;", ""), schedules=[schedule])
+
+
 LAST = """
     ld.param.u64 %rd5, [p1]; ld.param.u64 %rd6, [p2]; cvt.rn.f32.u32 %f1, %r2; st.global.f32 [%rd2], %f1; bar.sync 0;
     setp.ne.u32 %p1, %r1, 0; @%p1 bra WAIT; FENCE

@@ -126,6 +126,7 @@ def test_declarations_that_are_not_known(text, message):
 @pytest.mark.parametrize("text, message", [
     ("brx.idx %r1, list;", "unknown name|brx"), ("bra NOWHERE;", "unknown label NOWHERE"),
     ("ld.global.u32 %r1, [%rd1+%rd2];", r"address|unknown"), ("mov.u32 %r1, nothing;", "unknown name nothing"),
+    ("barrier.cluster.arrive.aligned;", "a barrier that is not known"),
     (".wobble 3;", "directive"), (".reg .b128 %big;", "register type")])
 def test_statements_that_are_not_known(text, message):
     with pytest.raises(Unsupported, match=message):

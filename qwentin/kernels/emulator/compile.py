@@ -17,6 +17,7 @@ EMITTERS = {}
 # Hints, and what has no meaning for one launch on an idle device: griddepcontrol (a dependent launch starts when the
 # one before it is complete), prefetches and cache policies, setmaxnreg, nanosleep.
 HINTS = frozenset("nanosleep prefetch prefetchu griddepcontrol setmaxnreg pmevent discard applypriority".split())
+BARRIER_FORMS = frozenset("sync arrive red cta aligned popc and or u32 pred".split())
 
 
 def emits(*opcodes, allow=""):
@@ -79,6 +80,8 @@ class Compiler:
 
     def barrier(self, ins):
         """(id, thread count, predicate of a reduction), each an array, a number or None."""
+        if not ins.mods <= BARRIER_FORMS:
+            raise unsupported(ins, "a barrier that is not known")
         number, count = barrier_operands(ins)
         parts = [str(x.value) if isinstance(x, Imm) else "None" if x is None else self.read(x, "u32")
                  for x in (number, count)]

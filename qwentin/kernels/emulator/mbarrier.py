@@ -25,6 +25,7 @@ class Mbarriers:
         self.arriving, self.known = (np.zeros(shape + (self.order.columns,), i4) for _ in range(2))
         self.attached = {}                                               # (block, slot) -> copies that report to it
         self.stalled = np.zeros(self.threads.count, bool)                # a test said no, and nothing changed since
+        self.tested = np.zeros(self.threads.count, int)                  # by which instruction
         self.events = 0                                                  # how often anything changed
 
     def members(self, address, mask, at, how=READ):
@@ -104,7 +105,7 @@ class Mbarriers:
             out[members] = done
             if done.any():
                 self.order.learn(members[done], self.known[block, slot])
-            self.stalled[members[~done]] = True
+            self.stalled[members[~done]], self.tested[members[~done]] = True, at
         return out
 
     # ---- what asynchronous copies do

@@ -23,7 +23,7 @@ class Order:
 
     def __init__(self, threads, partial, start):
         self.threads, self.now = threads, start
-        self.block_until = np.full(threads.count, start, i4)             # [threads], equal within a block
+        self.block_until = np.full(threads.count, start, i4)             # equal within a block; never changed in place
         self.warp_until = np.full(threads.count, start, i4)              # [threads], equal within a warp
         self.columns = threads.per + MBARRIERS
         self.seen = np.full((threads.count, self.columns), start, i4) if partial else None
@@ -70,10 +70,10 @@ class Order:
         """All threads of some blocks (those with a thread in the mask) met."""
         until = self.tick()
         if mask is None:
-            self.block_until[:] = until
+            self.block_until = np.full(self.threads.count, until, i4)
         else:
-            blocks = np.unique(self.threads.block[mask])
-            self.block_until[np.isin(self.threads.block, blocks)] = until
+            met = mask.reshape(self.threads.blocks, -1).any(1)
+            self.block_until = np.where(met[self.threads.block], i4(until), self.block_until)
 
     def warps(self, mask):
         """The active lanes of each warp met (bar.warp.sync); a partial meeting counts only where `seen` is kept."""
@@ -86,6 +86,10 @@ class Order:
                 lanes = warp * WARP + np.flatnonzero(active[warp])
                 self.seen[lanes] = self.seen[lanes].max(0)
                 self.seen[np.ix_(lanes, self.threads.local[lanes])] = until
+
+    def known_block(self, thread):
+        """block_until of some threads."""
+        return self.block_until if thread is self.threads.index else self.block_until[thread]
 
     def meeting(self, arrivers, waiters):
         """A named barrier of one block: those who wait learn what all who came know."""

@@ -11,6 +11,7 @@ Buffers that a launch only reads cost almost nothing: reads are noted, and looke
 import numpy as np
 
 from .dtypes import i4, i8
+from .spaces import WARP
 
 # How memory is accessed. Strong ones (acquire, release, relaxed, volatile; atomics) do not race with one another.
 READ, NC_READ, WRITE = "read", "nc read", "write"
@@ -84,7 +85,8 @@ class GlobalRaces:
         self.fault(at, f"{message}, offset {int(g[j]) * shadow.granule}", thread[j])
 
     def note(self, shadow, offset, nbytes, thread):
-        shadow.reads.append((self.order.now, offset, nbytes, self.threads.linear(thread), self.threads.per))
+        until = self.order.known_block(thread)
+        shadow.reads.append((self.order.now, offset, nbytes, self.threads.linear(thread), until))
         shadow.noted += offset.nbytes * 2
         if shadow.noted > NOTED_BYTES:
             if shadow.w_thread is None:
@@ -153,11 +155,13 @@ class GlobalRaces:
         """Enter the noted reads into the granules' records."""
         for _, _, nbytes, _, _ in shadow.reads:
             shadow.refine(nbytes)
-        for time, offset, nbytes, reader, per in shadow.reads:
-            g, reader = shadow.granules(offset, nbytes, reader)
-            for record, me in ((shadow.r_thread, reader), (shadow.r_block, reader // per)):
-                old = record[g]
-                new = np.where((old == -1) | (old == me), me, MANY)
+        for time, offset, nbytes, reader, until in shadow.reads:
+            g, reader, until = shadow.granules(offset, nbytes, reader, until)
+            block = reader // self.threads.per
+            # earlier readers of the block that a barrier ordered before this one are covered by it
+            fresh = (shadow.r_thread[g] == -1) | (shadow.r_block[g] == block) & (shadow.r_time[g] < until)
+            for record, me in ((shadow.r_thread, reader), (shadow.r_block, block)):
+                new = np.where(fresh | (record[g] == me), me, MANY)
                 record[g] = new
                 record[g[record[g] != new]] = MANY
             shadow.r_time[g] = time
@@ -168,7 +172,7 @@ class News:
     """What blocks have published through atomics and releasing stores, and which of it each block has acquired."""
 
     def __init__(self, per):
-        self.per, self.published, self.acquired = per, {}, {}
+        self.per, self.published, self.acquired, self.summaries = per, {}, {}, {}
 
     def release(self, address, thread, block, fenced):
         """fenced: (time, block_until, warp_until) at the fence that stands for this release."""
@@ -196,19 +200,24 @@ class News:
             done[b] = max(n, done.get(b, 0))
         return entries
 
+    def summary(self, block):
+        """{block: time}, {warp: time}, {thread: time} up to which a block knows them; kept until it acquires more."""
+        have = len(self.acquired.get(block, ()))
+        if self.summaries.get(block, (None,))[0] != have:
+            known = {}, {}, {}
+            for thread, b, times, _ in self.learned(block):
+                for which, key, time in zip(known, (b, thread // WARP, thread), (times[1], times[2], times[0])):
+                    which[key] = max(which.get(key, 0), time)
+            self.summaries[block] = have, known
+        return self.summaries[block][1]
+
     def covers(self, block, other, time):
         """Whether accesses at `time` by threads `other` are known to a block."""
-        by_block, by_warp, by_thread = {}, {}, {}
-        for thread, b, (until, block_until, warp_until), _ in self.learned(block):
-            by_block[b] = max(by_block.get(b, 0), block_until)
-            by_warp[thread // 32] = max(by_warp.get(thread // 32, 0), warp_until)
-            by_thread[thread] = max(by_thread.get(thread, 0), until)
-        return np.array([t < by_block.get(o // self.per, 0) or t < by_warp.get(o // 32, 0) or t < by_thread.get(o, 0)
+        blocks, warps, threads = self.summary(block)
+        return np.array([t < max(blocks.get(o // self.per, 0), warps.get(o // WARP, 0), threads.get(o, 0))
                          for o, t in zip(other.tolist(), time.tolist())], bool)
 
     def covers_all(self, block, time):
         """Whether every block's accesses at `time` are known to a block (readers that were not told apart)."""
-        known = {}
-        for _, b, (_, block_until, _), _ in self.learned(block):
-            known[b] = max(known.get(b, 0), block_until)
-        return bool(known) and all(time < until for until in known.values())
+        blocks = self.summary(block)[0]
+        return bool(blocks) and all(time < until for until in blocks.values())

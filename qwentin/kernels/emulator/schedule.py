@@ -255,16 +255,15 @@ class Scheduler:
         raise Fault(f"{message} [{self.threads.name(int(thread))}]", ins.text, ins.place)
 
     def deadlock(self):
-        if self.waiting.any():
-            thread = int(np.flatnonzero(self.waiting)[0])
-            same = self.waiting & (self.barrier_id == self.barrier_id[thread])
-            here = int(np.count_nonzero(same & (self.threads.block == self.threads.block[thread])))
-            count = int(self.barrier_count[thread])
-            self.fault(f"deadlock: {here} threads wait at barrier {self.barrier_id[thread]}"
-                       f"{f', which gathers {count}' if count else ''}, and nobody else will come", thread)
+        """Say what the first of the stuck threads waits for."""
         mbarriers = self.group.mbarriers
-        thread = int(np.flatnonzero(mbarriers.stalled)[0])
-        block = self.blocks[int(self.at[thread])]
-        ins = next((i for i in block.code if i.base == "mbarrier"), block.last)
-        raise Fault(f"deadlock: waits for an mbarrier phase that never completes ({mbarriers.describe(thread)}) "
-                    f"[{self.threads.name(thread)}]", ins.text if ins else "", ins.place if ins else "")
+        if mbarriers is not None and mbarriers.stalled.any():
+            thread = int(np.flatnonzero(mbarriers.stalled)[0])
+            self.group.fault(int(mbarriers.tested[thread]), "deadlock: waits for an mbarrier phase that never "
+                             f"completes ({mbarriers.describe(thread)})", thread)
+        thread = int(np.flatnonzero(self.waiting)[0])
+        same = self.waiting & (self.barrier_id == self.barrier_id[thread])
+        here = int(np.count_nonzero(same & (self.threads.block == self.threads.block[thread])))
+        gathers = f", which gathers {self.barrier_count[thread]}" if self.barrier_count[thread] else ""
+        self.fault(f"deadlock: {here} threads wait at barrier {self.barrier_id[thread]}{gathers}, and nobody else will "
+                   f"come", thread)

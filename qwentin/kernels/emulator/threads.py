@@ -20,6 +20,7 @@ class Threads:
         self.index = np.arange(self.count)
         self.local = np.tile(np.arange(self.per), self.blocks)           # index within the block
         self.block = np.repeat(np.arange(self.blocks), self.per)         # index of the block within the group
+        self.number = self.ids[self.block] * self.per + self.local
         self.warp, self.lane = self.index // WARP, (self.local % WARP).astype(u4)
         self.real = None if self.per == self.block_size else self.local < self.block_size
         self.live = self.real
@@ -57,8 +58,8 @@ class Threads:
         return f"block {block}, thread {coordinates(int(self.local[thread]), self.shape)}"
 
     def linear(self, thread):
-        """Number of a thread (or of an array of them) in the whole grid."""
-        return self.ids[self.block[thread]] * self.per + self.local[thread]
+        """Numbers of threads in the whole grid."""
+        return self.number if thread is self.index else self.number[thread]
 
     def special(self, name, sizes):
         """A special register, u64. sizes: what %dynamic_smem_size and %total_smem_size are."""
