@@ -5,9 +5,9 @@ A thread's masked-off lanes get zeros from a load; nobody looks at them.
 import numpy as np
 
 from .arithmetic import half
-from .dtypes import i4, i8, u1, u4, u8, word
+from .dtypes import i4, i8, u1, u8, word
 from .races import ATOMIC, READ, STRONG_READ, STRONG_WRITE, WRITE
-from .spaces import LOCAL_WINDOW, SHARED_WINDOW, WARP
+from .spaces import LOCAL_WINDOW, SHARED_WINDOW
 
 WINDOWS = (("shared", SHARED_WINDOW), ("local", LOCAL_WINDOW), ("global", 0))
 ALL_WRITTEN = 0x0101010101010101
@@ -124,17 +124,17 @@ class Access:
                 self.local_written[offset[:, None] + np.arange(nbytes)] = 1
             data = self.shared.data if space == "shared" else self.local
             rows = data[:data.size - data.size % nbytes].view(word(size)).reshape(-1, vec)
+        row = offset // nbytes
         for j, value in enumerate(values):
-            rows[offset // nbytes, j] = value
+            rows[row, j] = value
 
     # ---- atomics
     def atomic(self, space, address, op, values, kind, sync, mask, at):
         """The old values. values: a list of operands, each a list of vector items (one, but for vector reductions).
 
-        Threads that hit one address take turns in thread order. sync: what of "acquire", "release" it has."""
-        thread, kind = self.threads.chosen(mask), np.dtype(kind[0] if isinstance(kind, tuple) else kind)
-        out = np.zeros((len(values[0]), self.threads.count), kind)
-        vec = len(values[0])
+        Threads that hit one address take turns in thread order. sync: what it has of acquire, release, write."""
+        thread, kind, vec = self.threads.chosen(mask), np.dtype(kind), len(values[0])
+        out = np.zeros((vec, self.threads.count), kind)
         if thread.size == 0:
             return list(out)
         for selection, where, buffer, offset in self.route(space, address[thread], kind.itemsize * vec, thread, at):
@@ -219,19 +219,3 @@ def turns(words, where, op, values, thread, out):
         old = words[where[now]]
         words[where[now]] = combine(op, old, [v[now] for v in values], words.dtype)
         out[thread[now]] = old
-
-
-def split(register, kind, n):
-    """mov {a, b, ...}, r: the parts of a register, low first."""
-    return list(np.ascontiguousarray(np.ascontiguousarray(register).view(kind).reshape(-1, n).T))
-
-
-def join(parts, kind, count):
-    """mov r, {a, b, ...}"""
-    rows = np.stack([np.broadcast_to(p, (count,)) for p in parts], axis=1)
-    return np.ascontiguousarray(rows).view(kind).ravel()
-
-
-def lane_words(masks):
-    """[warps, 32] bool -> one u32 a warp."""
-    return np.packbits(masks.reshape(-1, WARP), axis=1, bitorder="little").view(u4).ravel()

@@ -1,7 +1,7 @@
 """A group of blocks that run together: the state `S` that generated code works on."""
 import numpy as np
 
-from .access import Access, join, split
+from .access import Access
 from .copies import Copies
 from .dtypes import u4
 from .errors import Fault
@@ -65,10 +65,13 @@ class Group:
         return self.loaded_params[key]
 
     def split(self, register, kind, n):
-        return split(register, kind, n)
+        """mov {a, b, ...}, r: the parts of a register, low first."""
+        return list(np.ascontiguousarray(np.ascontiguousarray(register).view(kind).reshape(-1, n).T))
 
     def join(self, parts, kind):
-        return join(parts, kind, self.threads.count)
+        """mov r, {a, b, ...}"""
+        rows = np.stack([np.broadcast_to(p, (self.threads.count,)) for p in parts], axis=1)
+        return np.ascontiguousarray(rows).view(kind).ravel()
 
     def fault_if_any(self, at, message, mask):
         thread = self.threads.chosen(mask)

@@ -2,9 +2,9 @@
 
 A Shadow remembers, for each granule of a buffer, the last writer and the readers since. Accesses of one block are
 ordered by its Order. Between blocks only a release and an acquire order anything: a thread publishes what it knows
-with an atomic or a releasing store (made after a device-wide fence, or with .release), and a block that later
-operates on, or reads with .acquire, the same address has learned it. (The whole block at once: the barrier that
-passes the news on inside the block is not asked for here.)
+with an atomic or a store that has .release, or with a strong one after its own device-wide fence; a block that later
+takes an atomic on that address, or reads it with .acquire, has learned it. (The whole block at once: the barrier
+that passes the news on inside the block is not asked for here.)
 
 Buffers that a launch only reads cost almost nothing: reads are noted, and looked at when somebody writes.
 """

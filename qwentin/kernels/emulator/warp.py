@@ -1,13 +1,17 @@
 """What the lanes of a warp do together: shuffles, votes, matches, reductions, barriers of a warp."""
 import numpy as np
 
-from .access import lane_words
 from .arithmetic import leading_zeros
 from .dtypes import i4, u4
 from .spaces import WARP
 
 REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
               "xor": np.bitwise_xor}
+
+
+def lane_words(masks):
+    """Masks over lanes -> one u32 a warp."""
+    return np.packbits(masks.reshape(-1, WARP), axis=1, bitorder="little").view(u4).ravel()
 
 
 class Warps:
