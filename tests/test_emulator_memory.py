@@ -225,6 +225,16 @@ def test_arrays_that_share_some_memory_are_refused():
         launch(load(kernel("", ("u64", "u64"))), 1, 32, [x[:40], x[20:]])
 
 
+def test_dynamic_shared_memory_is_aligned_as_declared_and_no_better():
+    """A kernel that counts on more, as swizzled tiles do, must see to it itself."""
+    out, body = np.zeros(1, np.uint32), "mov.u32 %r1, cell; mov.u32 %r2, room; sub.u32 %r1, %r2, %r1;" \
+                                        "ld.param.u64 %rd1, [p0]; st.global.u32 [%rd1], %r1;"
+    for align, want in ((1, 16), (128, 128)):
+        run(body, out, block=1, shared_bytes=64,
+            static=f".shared .align 4 .b8 cell[4];\n.extern .shared .align {align} .b8 room[];")
+        assert out[0] == want
+
+
 def test_shared_memory_that_the_chip_does_not_have():
     program = load(kernel("", (), ".shared .align 4 .b8 cell[1024];"))
     launch(program, 1, 32, [], shared_bytes=98 << 10)

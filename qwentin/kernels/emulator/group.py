@@ -15,7 +15,7 @@ from .threads import Threads
 from .warp import Warps
 from .wgmma import Wgmma
 
-DYNAMIC_ALIGN = 1024                  # where dynamic shared memory starts, after the static part
+DYNAMIC_ALIGN = 16                    # of dynamic shared memory, which follows the static part, if it asks for no more
 
 
 class Group:
@@ -25,7 +25,8 @@ class Group:
         self.program, self.params, self.symbols = program, launch.params, launch.symbols
         self.threads = Threads(launch.grid, launch.block, ids, launch.per)
         static, dynamic = program.module.shared_bytes, launch.shared_bytes
-        self.dynamic_base = SHARED_BASE + (-(-static // DYNAMIC_ALIGN) * DYNAMIC_ALIGN if dynamic else static)
+        align = max([DYNAMIC_ALIGN, *program.module.dynamic.values()])
+        self.dynamic_base = SHARED_BASE + (-(-static // align) * align if dynamic else static)
         size = self.dynamic_base - SHARED_BASE + dynamic
         self.sizes = {"%dynamic_smem_size": dynamic, "%total_smem_size": size}
         self.order = Order(self.threads, program.partial_sync, launch.clock)
