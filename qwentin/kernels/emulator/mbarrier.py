@@ -10,6 +10,7 @@ import numpy as np
 from .dtypes import i4, i8, u8
 from .order import MBARRIERS
 from .shared import MBARRIER, NEVER, READ, WRITE
+from .spaces import SHARED_BASE
 
 BYTES = 8
 
@@ -134,6 +135,6 @@ class Mbarriers:
     def describe(self, thread):
         """What the mbarriers of a stuck thread's block still wait for."""
         block = int(self.threads.block[thread])
-        waiting = [f"the mbarrier at {a - 1024} (phase {self.phase[block, s]}) lacks {self.pending[block, s]} arrivals "
-                   f"and {self.missing[block, s]} bytes" for a, s in self.slots.items()]
+        waiting = [f"the mbarrier at shared offset {a - SHARED_BASE} (phase {self.phase[block, s]}) lacks "
+                   f"{self.pending[block, s]} arrivals and {self.missing[block, s]} bytes" for a, s in self.slots.items()]
         return "; ".join(waiting)
