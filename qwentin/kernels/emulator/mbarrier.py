@@ -135,6 +135,6 @@ class Mbarriers:
     def describe(self, thread):
         """What the mbarriers of a stuck thread's block still wait for."""
         block = int(self.threads.block[thread])
-        waiting = [f"the mbarrier at shared offset {a - SHARED_BASE} (phase {self.phase[block, s]}) lacks "
-                   f"{self.pending[block, s]} arrivals and {self.missing[block, s]} bytes" for a, s in self.slots.items()]
-        return "; ".join(waiting)
+        return "; ".join(f"the mbarrier at shared offset {a - SHARED_BASE} (phase {self.phase[block, s]}) lacks "
+                         f"{self.pending[block, s]} arrivals and {self.missing[block, s]} bytes"
+                         for a, s in self.slots.items())
