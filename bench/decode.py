@@ -15,7 +15,7 @@ import numpy as np
 from machine import describe, streaming_rate
 from qwentin import nano
 from qwentin.kvpool import pages_for
-from qwentin.model.cpu import CpuTower
+from qwentin.model.cpu import CpuTower, tune_process
 from qwentin.model.weights import open_checkpoint
 from qwentin.step import Rows, pack
 
@@ -47,7 +47,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(nano.DIRECTORY))
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=0)
     options = parser.parse_args()
+    tune_process(options.threads)
     checkpoint = open_checkpoint(options.model)
     tower = CpuTower(checkpoint, pages=16 * pages_for(4096 + options.tokens) + 1, slots=16)
     ids = np.random.default_rng(0).integers(0, checkpoint.config.vocab_size, 8192)

@@ -14,7 +14,7 @@ import numpy as np
 from machine import describe, matmul_rate
 from qwentin import nano
 from qwentin.kvpool import pages_for
-from qwentin.model.cpu import CpuTower
+from qwentin.model.cpu import CpuTower, tune_process
 from qwentin.model.weights import open_checkpoint
 from qwentin.step import Rows, pack
 
@@ -40,7 +40,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(nano.DIRECTORY))
     parser.add_argument("--chunk", type=int, default=512)
+    parser.add_argument("--threads", type=int, default=0)
     options = parser.parse_args()
+    tune_process(options.threads)
     checkpoint = open_checkpoint(options.model)
     c = checkpoint.config
     tower = CpuTower(checkpoint, pages=pages_for(max(LENGTHS)), slots=1)

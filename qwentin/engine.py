@@ -16,13 +16,13 @@ from .chat_template import ChatTemplate
 from .config import EngineConfig, ModelConfig
 from .errors import ConfigError, ContextOverflow, EngineStopped, QueueFull, RequestError
 from .kvpool import KVPool, pages_for
-from .model.cpu import CpuTower
+from .model.cpu import CpuTower, tune_process
 from .model.weights import open_checkpoint
 from .request import (Delta, Done, Event, Finish, GenerateRequest, Progress, PromptScored, Token, Usage)
 from .sampler import best, check, default_sampling, log_probabilities
 from .scheduler import Plan, Scheduler
 from .sequence import Job, Sequence, Sink
-from .tokenizer import Tokenizer
+from .tokenizer import Detokenizer, Tokenizer
 
 log = logging.getLogger("qwentin.engine")
 MOST_LOGPROBS = 20
@@ -57,6 +57,7 @@ class Engine:
                               f"{checkpoint.config.vocab_size} rows; they do not belong together.")
         template = ChatTemplate(config.model, {n: tokenizer.special(n) for n in ("bos_token", "eos_token", "pad_token")})
         pages = pages_for(config.kv_rows(checkpoint.config))
+        tune_process(config.threads)
         tower = CpuTower(checkpoint, pages, config.max_seqs + config.kept_states(checkpoint.config))
         return cls(config, checkpoint.config, tower, tokenizer, template, pages)
 
@@ -68,8 +69,8 @@ class Engine:
         """Queue a request, or refuse it at once: RequestError, ContextOverflow, QueueFull, EngineStopped."""
         limit = self.admissible(request)
         stop_ids = frozenset(self.model_config.eos_token_id) if request.stop_ids is None else request.stop_ids
-        sequences = [Sequence(request, i, self.tokenizer, stop_ids, limit) for i in range(request.n)]
-        job = Job(request, sink, sequences)
+        job = Job(request, sink, lambda index: Sequence(request, index, self.tokenizer, stop_ids, limit),
+                  Detokenizer(self.tokenizer, specials=True))
         with self.wake:
             if self.closing is not None or not self.thread.is_alive():
                 raise EngineStopped("the server is shutting down; send the request again later.")
@@ -97,7 +98,8 @@ class Engine:
         """A snapshot for /health; counters may be one step old."""
         s = self.scheduler
         busy = {page for sequence in list(s.running) for page in (sequence.table.pages if sequence.table else ())}
-        return {"device": "cpu (numpy)", "running": len(s.running),
+        died = self.thread.ident is not None and not self.thread.is_alive() and self.closing is None
+        return {"status": "failed" if died else "ok", "device": "cpu (numpy)", "running": len(s.running),
                 "waiting": self.accepted - len(self.jobs) + len(s.waiting),
                 "kv_pages": s.pool.total, "kv_pages_free": s.pool.total - len(busy),     # those of the cache can be had
                 "kv_pages_cached": s.pool.total - len(s.pool.free) - len(busy), "prefixes": len(s.cache.entries),
@@ -169,7 +171,7 @@ class Engine:
     def enter(self, job: Job) -> None:
         """The first choice goes in line; the others fork from it when the prompt is read."""
         self.jobs[job.request.id] = job
-        self.scheduler.add(job.sequences[0])
+        self.scheduler.add(job.begin_choice())
 
     def do_chores(self) -> None:
         """What the scheduler counted, done to the tower's arrays, in order."""
@@ -196,8 +198,7 @@ class Engine:
             if sequence.pending:
                 continue
             if sequence.limit == 0:
-                sequence.finished = "length"
-                self.close_choice(job, sequence)
+                self.end(sequence.request.id, "length")
             else:
                 self.continue_job(job, sequence, rows[-1])
 
@@ -210,10 +211,9 @@ class Engine:
             job.scores.append(Token(sequence.ids[0], 0))
         end = min(part.start + part.count, sequence.prompt_tokens - 1)
         for row, at in zip(rows, range(max(sequence.scored, part.start), end)):
-            scores, before = log_probabilities(row, self.tokenizer.size), job.scores[-1]
-            offset = before.offset + len(self.tokenizer.token_text(before.id))
-            token = sequence.ids[at + 1]
-            job.scores.append(Token(token, offset, float(scores[token]), best(scores, count)))
+            scores, token = log_probabilities(row, self.tokenizer.size), sequence.ids[at + 1]
+            job.characters += len(job.reader.push(sequence.ids[at]))
+            job.scores.append(Token(token, job.characters, float(scores[token]), best(scores, count)))
         sequence.scored = max(sequence.scored, end)
         if len(job.scores) == sequence.prompt_tokens:
             sequence.scored = sequence.prompt_tokens
@@ -224,7 +224,8 @@ class Engine:
         forks = []
         if sequence.index == 0 and sequence.generated == 0:
             job.clock.answered = monotonic()
-            for other in job.sequences[1:]:
+            while len(job.sequences) < job.request.n:
+                other = job.begin_choice()
                 if self.scheduler.fork(sequence, other):
                     forks.append(other)
                 else:
@@ -248,12 +249,14 @@ class Engine:
     def close_choice(self, job: Job, sequence: Sequence, message: str = "") -> None:
         self.scheduler.remove(sequence)
         self.emit(job, Finish(sequence.index, sequence.finished, message))
-        if all(s.finished for s in job.sequences):
+        if len(job.sequences) == job.request.n and all(s.finished for s in job.sequences):
             self.close_job(job)
 
     def end(self, request_id: str, reason: str, message: str = "") -> None:
-        """End all unfinished choices of a request, which may be over already."""
+        """End all unfinished choices of a request, begun or not; it may be over already."""
         job = self.jobs.get(request_id)
+        while job and len(job.sequences) < job.request.n:
+            job.begin_choice()
         for sequence in job.sequences if job else ():
             if not sequence.finished:
                 sequence.finished = reason

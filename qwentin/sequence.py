@@ -106,11 +106,17 @@ class Sequence:
 Sink = Callable[[Event], None]
 
 
-@dataclass(eq=False)
 class Job:
-    """A request under way: its choices and where its events go."""
-    request: GenerateRequest
-    sink: Sink
-    sequences: list[Sequence]
-    clock: Clock = field(default_factory=Clock)
-    scores: list[Token] = field(default_factory=list)       # of the prompt, if asked
+    """A request under way: its choices so far and where its events go. `make` builds the choice of an index;
+    `reader` is for the prompt's text, special tokens written out."""
+
+    def __init__(self, request: GenerateRequest, sink: Sink, make: Callable[[int], Sequence], reader: Detokenizer):
+        self.request, self.sink, self.make, self.reader = request, sink, make, reader
+        self.sequences: list[Sequence] = []
+        self.clock = Clock()
+        self.scores: list[Token] = []           # of the prompt, if asked
+        self.characters = 0                     # of the prompt's text before the token scored last
+
+    def begin_choice(self) -> Sequence:
+        self.sequences.append(self.make(len(self.sequences)))
+        return self.sequences[-1]

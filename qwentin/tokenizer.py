@@ -17,7 +17,8 @@ class Tokenizer:
     """A byte-level BPE tokenizer.
 
     size        ids 0 ... size-1 have text; rows of the model's head beyond it must never be sampled
-    specials    ids that frame the conversation (im_start, endoftext, ...) and are not text of the answer
+    added       ids that are recognised in text before anything else, whatever stands around them
+    specials    those of them that frame the conversation (im_start, endoftext, ...): not text of the answer
     """
 
     def __init__(self, directory):
@@ -33,6 +34,7 @@ class Tokenizer:
         if decoder != "ByteLevel":
             raise ConfigError(f"{path}: the decoder is {decoder}; byte-level BPE was wanted.")
         added = self.backend.get_added_tokens_decoder()
+        self.added = frozenset(added)
         self.specials = frozenset(i for i, token in added.items() if token.special)
         vocabulary = self.backend.get_vocab(with_added_tokens=True)
         self.size = max(vocabulary.values()) + 1
@@ -47,6 +49,14 @@ class Tokenizer:
     def encode(self, text: str) -> np.ndarray:
         """i32 [T]. Special tokens written out in the text become their ids; nothing is added in front or behind."""
         return np.array(self.backend.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def encode_parts(self, first: str, second: str) -> tuple[np.ndarray, int | None]:
+        """Ids of first + second, and how many of them are `first` alone; None if no id ends exactly there."""
+        tail = self.encode(second)
+        if len(tail) and int(tail[0]) in self.added:
+            head = self.encode(first)
+            return np.concatenate([head, tail]), len(head)
+        return self.encode(first + second), None
 
     def decode(self, ids, skip_special: bool = False) -> str:
         """The text of whole ids; bytes that are no UTF-8 become U+FFFD."""
@@ -69,17 +79,18 @@ class Tokenizer:
 class Detokenizer:
     """Ids of one choice in, text out: what is known to be whole characters at once, the rest when it completes.
 
-    Special ids have no text. Bytes that can never become UTF-8 turn into U+FFFD; a tail that is merely incomplete when the
-    choice ends is dropped.
+    Special ids have no text, unless `specials` wants them written out. Bytes that can never become UTF-8 turn into U+FFFD;
+    a tail that is merely incomplete when the choice ends is dropped.
     """
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer, specials: bool = False):
         self.tokenizer = tokenizer
+        self.silent = frozenset() if specials else tokenizer.specials
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
         """The text that `token` completes, often its own, "" while a character is still open."""
-        if token in self.tokenizer.specials:
+        if token in self.silent:
             return ""
         return self.decoder.decode(self.tokenizer.token_bytes(token))
 

@@ -1,5 +1,4 @@
 """One real server process for the whole session: `python -m qwentin.server --port 0` with the embedded model."""
-import os
 import signal
 import subprocess
 import sys
@@ -12,8 +11,6 @@ import pytest
 from http_client import call
 
 START_S = 120.0     # generous: the machine may be busy
-# BLAS threads that spin for each other are several times slower than one on a machine that does other work too
-ONE_THREAD = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
 
 
 @dataclass
@@ -55,7 +52,7 @@ class ServerProcess:
 def start_server(*options: str) -> ServerProcess:
     """A server process that announced itself. Raises what it said if it did not."""
     log = tempfile.TemporaryFile("w+")
-    process = subprocess.Popen([sys.executable, "-m", "qwentin.server", "--port", "0", *options], env=ONE_THREAD,
+    process = subprocess.Popen([sys.executable, "-m", "qwentin.server", "--port", "0", "--threads", "1", *options],
                                stdout=subprocess.PIPE, stderr=log, text=True)
     line = process.stdout.readline()
     server = ServerProcess("", process, log)

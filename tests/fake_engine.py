@@ -66,6 +66,9 @@ class FakeTokenizer:
     def encode(self, text):
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
+    def encode_parts(self, first, second):
+        return self.encode(first + second), len(self.encode(first))
+
     def decode(self, ids, skip_special=False):
         return b"".join(self.table[i] for i in ids).decode("utf-8", "replace")
 

@@ -31,7 +31,7 @@ def refusal(**body):
 
 def rendered(messages, **more):
     """The prompt text of nano's own template."""
-    return read(ChatBody, {"messages": messages, **more}).prompt(ChatTemplate(nano.DIRECTORY, {}))
+    return "".join(read(ChatBody, {"messages": messages, **more}).prompt(ChatTemplate(nano.DIRECTORY, {})))
 
 
 # ---- both modes
@@ -288,7 +288,7 @@ def test_a_strict_template_takes_what_clients_send(tmp_path):
     that are text."""
     (tmp_path / "chat_template.jinja").write_text(STRICT)
     template = ChatTemplate(tmp_path, {})
-    render = lambda *messages: read(ChatBody, {"messages": list(messages)}).prompt(template)
+    render = lambda *messages: "".join(read(ChatBody, {"messages": list(messages)}).prompt(template))
     system, developer, user = SYSTEM("A"), SYSTEM("D", "developer"), HI[0]
     assert render(system, user, SYSTEM("B")) == "[system]A[user]Hi[user]<system>\nB\n</system>"
     assert render(system, SYSTEM("B"), user) == "[system]A\n\nB[user]Hi"

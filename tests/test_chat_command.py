@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from conftest import ONE_THREAD
 from fake_engine import FakeEngine, pieces
 from qwentin.commands import chat
 from qwentin.request import Finish, Usage
@@ -108,8 +107,8 @@ def test_rates():
 
 
 def command(*arguments, typed=""):
-    return subprocess.run([sys.executable, "-m", "qwentin", "chat", *arguments], input=typed, capture_output=True,
-                          text=True, timeout=120, env=ONE_THREAD)
+    return subprocess.run([sys.executable, "-m", "qwentin", "chat", "--threads", "1", *arguments], input=typed,
+                          capture_output=True, text=True, timeout=120)
 
 
 def test_the_real_command():

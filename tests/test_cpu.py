@@ -49,14 +49,14 @@ class Session:
 
 def cuts(name, n):
     """Where the prompt is cut: whole, at awkward places, token by token."""
-    places = {"whole": [], "1": [1], "3": [3], "63": [63], "64": [64], "65": [65], "window": [1, 2, 4, 5, 6, 66, 67, 130],
-              "tokens": range(1, n)}[name]
+    places = {"whole": [], "1": [1], "3": [3], "31": [31], "33": [33], "63": [63], "64": [64], "65": [65],
+              "window": [1, 2, 4, 5, 6, 66, 67, 130], "tokens": range(1, n)}[name]
     edges = [0, *(p for p in places if p < n), n]
     return list(zip(edges[:-1], edges[1:]))
 
 
 @pytest.mark.parametrize("prompt", range(5))
-@pytest.mark.parametrize("name", ["whole", "1", "3", "63", "64", "65", "window", "tokens"])
+@pytest.mark.parametrize("name", ["whole", "1", "3", "31", "33", "63", "64", "65", "window", "tokens"])
 def test_logits_equal_transformers(tower, prompt, name):
     ids = GOLDEN[f"ids{prompt}"]
     session = Session(tower, seed=prompt)

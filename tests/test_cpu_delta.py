@@ -1,12 +1,13 @@
 """The delta rule: block form = step form = a float64 loop written from the formula; a tree = each of its paths run alone.
 
-Tolerance: float32 sums of up to 128 products of unit vectors carry a relative error of about sqrt(128) * 6e-8 = 7e-7, which
-a recurrence of T rows may add up T times in the worst case; 2e-5 of the largest value covers T = 200 with room for the solve.
+Tolerance: float32 sums of up to 128 products of unit vectors carry a relative error of about sqrt(128) * 6e-8 = 7e-7,
+which a recurrence of T rows may add up T times in the worst case; 2e-5 of the largest value covers T = 200 and the solve.
 """
 import numpy as np
 import pytest
 
-from qwentin.model.cpu_delta import causal_conv, conv_taps, delta_chunked, delta_step, delta_tree
+from qwentin.model.cpu_delta import (causal_conv, conv_taps, delta_chunked, delta_step, delta_tree,
+                                     unit_lower_inverse)
 from qwentin.step import ancestors, chain
 
 H, DK, DV = 3, 32, 24
@@ -42,7 +43,7 @@ def close(got, wanted):
 
 
 @pytest.mark.parametrize("similar", [False, True])
-@pytest.mark.parametrize("T", [1, 2, 3, 63, 64, 65, 128, 200])
+@pytest.mark.parametrize("T", [1, 2, 3, 31, 32, 33, 64, 65, 200])
 def test_chunked_and_steps_equal_the_loop(T, similar):
     q, k, v, g, beta, S = make(np.random.default_rng(T), T, similar)
     out, end = loop(q, k, v, g, beta, S)
@@ -52,6 +53,15 @@ def test_chunked_and_steps_equal_the_loop(T, similar):
     stepped = S.copy()
     close(np.array([delta_step(q[t], k[t], v[t], g[t], beta[t], stepped) for t in range(T)]), out)
     close(stepped, end)
+
+
+@pytest.mark.parametrize("C", [1, 2, 7, 8, 12, 37, 64])
+def test_unit_lower_inverse(C):
+    """Repeated keys (every entry near 1) are the worst case. Tolerance: C products of entries below 1, 6e-8 each."""
+    rng = np.random.default_rng(C)
+    A = rng.uniform(0.5, 1.0, (3, 2, C, C)).astype(np.float32)
+    wanted = np.linalg.inv(np.tril(A.astype(np.float64), -1) + np.eye(C))
+    assert np.abs(unit_lower_inverse(A) - wanted).max() < C * 1e-7
 
 
 def test_strong_decay_does_not_overflow():

@@ -144,6 +144,24 @@ def test_prompt_scores_agree_with_generation(engine, ask):
     assert [t.logprob for t in one.of(PromptScored)[0].tokens] == [None] and len(one.ids()) == 1
 
 
+def test_prompt_offsets_count_characters(engine, ask):
+    text = "<|im_start|>user\n😀 漢字 👨‍👩‍👧 end"
+    tokens = ask(text, max_tokens=0, prompt_logprobs=0).of(PromptScored)[0].tokens
+    whole = b""
+    for token in tokens:
+        assert token.offset == len(whole.decode("utf-8", "ignore"))
+        whole += engine.tokenizer.token_bytes(token.id)
+    assert whole.decode() == text
+
+
+def test_choices_that_never_began_end_too(engine, ask):
+    reader = ask([7] * 400, n=5, stop_ids=frozenset(), wait=False)
+    engine.cancel(reader.id)
+    assert sorted(f.index for f in reader.wait().of(Finish)) == list(range(5))
+    reader = ask(n=3, max_tokens=0, prompt_logprobs=0)
+    assert [f.reason for f in reader.of(Finish)] == ["length"] * 3 and len(reader.of(PromptScored)) == 1
+
+
 def test_several_choices(engine, ask):
     sampling = SamplingParams(temperature=1.0, seed=5)
     r = ask(OPEN, n=6, sampling=sampling, max_tokens=12)      # more than the slots: some fork, some wait
@@ -266,3 +284,15 @@ def test_stop_finishes_then_cancels():
     with pytest.raises(EngineStopped):
         engine.submit(GenerateRequest("late", ids, GREEDY), Reader())
     engine.scheduler.check()
+
+
+def test_a_dead_engine_says_so(monkeypatch):
+    engine = Engine.load(EngineConfig(max_model_len=128))
+    monkeypatch.setattr(engine, "read_inbox", lambda: 1 / 0)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    assert engine.status()["status"] == "ok"
+    engine.start()
+    engine.thread.join()
+    assert engine.status()["status"] == "failed"
+    with pytest.raises(EngineStopped):
+        engine.submit(GenerateRequest("late", np.array([1], np.int32)), Reader())

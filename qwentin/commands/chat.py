@@ -29,7 +29,7 @@ ENDINGS = {"stop": "", "length": "\n[the limit is reached]", "cancel": "\n[stopp
 
 
 def add_arguments(parser) -> None:
-    add_options(parser, "model", "max_model_len", "prefill_chunk", "kv_tokens")
+    add_options(parser, "model", "max_model_len", "prefill_chunk", "kv_tokens", "threads")
     parser.add_argument("message", nargs="?", help="ask this, print the reply and end")
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     parser.add_argument("--no-thinking", action="store_true", help="answer at once")

@@ -10,15 +10,20 @@ one sequence at a time. The tower owns the arrays that KVPool and StateSlots onl
 
 Who calls: engine.py. Proven by tests/test_cpu.py against vectors made with transformers, and tests/test_layouts.py.
 """
+import ctypes
+import os
 from dataclasses import fields
 
 import numpy as np
+from threadpoolctl import threadpool_limits
+from tqdm import tqdm
 
 from ..kvpool import PAGE
 from ..step import Output, Step, ancestors
 from .cpu_delta import causal_conv, delta_chunked, delta_step, delta_tree
 from .cpu_weights import DeltaNet, read_draft_head, read_layer
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3     # malloc.h
 QUERIES = 128               # rows of attention scored at once: bounds the scratch, and the causal triangle is cut in steps
 
 
@@ -44,6 +49,20 @@ def l2_unit(x):
     return x * (1.0 / np.sqrt(np.einsum("...d,...d->...", x, x)[..., None] + np.float32(1e-6)))
 
 
+def tune_process(threads: int) -> None:
+    """Set what numpy's speed depends on for the whole process; nothing here changes a result.
+
+    threads: BLAS threads. 0 takes one for each usable core, at most 4: beyond that they wait for each other longer than the
+    products of a small model take.
+    Freed memory is kept for the next step instead of going back to the system: fresh pages cost a prefill 40 % of its time.
+    """
+    threadpool_limits(threads or min(4, len(os.sched_getaffinity(0))), "blas")
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)       # glibc's; other C libraries go without
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 1 << 25)
+        mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
 class CpuTower:
     """`pages` pages of KV and `slots` recurrent states for the model of `checkpoint` (model/weights.py)."""
 
@@ -52,7 +71,8 @@ class CpuTower:
         self.embed = checkpoint.f32("model.embed_tokens.weight")
         self.head = self.embed if c.tie_word_embeddings else checkpoint.f32("lm_head.weight")
         self.norm = 1 + checkpoint.f32("model.norm.weight")
-        self.layers = [read_layer(checkpoint, f"model.layers.{i}.", kind) for i, kind in enumerate(c.layer_types)]
+        kinds = tqdm(c.layer_types, desc="loading", unit="layer", leave=False, disable=None)    # silent without a terminal
+        self.layers = [read_layer(checkpoint, f"model.layers.{i}.", kind) for i, kind in enumerate(kinds)]
         self.mtp = read_draft_head(checkpoint) if checkpoint.has_mtp else None
         full, linear = len(c.full_layers), len(c.linear_layers)
         shape = (2, full + (self.mtp is not None), pages, PAGE, c.num_key_value_heads, c.head_dim)

@@ -9,7 +9,9 @@ Who calls: model/cpu.py alone. Proven by tests/test_cpu_delta.py (block = step =
 """
 import numpy as np
 
-CHUNK = 64      # rows a block: the solve is cubic in it, the matrix products before and after want it large
+# Rows a block. At 64, the reference implementation's choice, products are large enough that OpenBLAS splits them over
+# threads and too small to gain by it: 14 ms against 7 for 512 rows on two cores.
+CHUNK = 32
 
 
 def delta_step(q, k, v, g, beta, S):
@@ -34,14 +36,30 @@ def delta_block(q, k, v, g, beta, mask):
     y = g @ mask.T.astype(np.float32)                                           # [N, H, C]
     D = np.exp(np.where(mask, y[..., :, None] - y[..., None, :], -np.inf))      # difference first: never overflows
     kt = k.swapaxes(-1, -2)
-    A = beta[..., None] * (k @ kt) * D
-    C = mask.shape[0]
-    A[..., np.arange(C), np.arange(C)] = 1.0
-    inverse = np.linalg.inv(A)                                                  # unit lower triangular
+    inverse = unit_lower_inverse(beta[..., None] * (k @ kt) * D)
     decay = np.exp(y)
     U = inverse @ (beta[..., None] * v)
     W = inverse @ ((beta * decay)[..., None] * k)
     return decay, W, U, (q @ kt) * D
+
+
+def unit_lower_inverse(A):
+    """(I + strict lower part of A)^-1, A f32 [..., C, C]; what stands on and above the diagonal is not read.
+
+    Halves and joins, [[X, 0], [-Y B X, Y]] for the lower left block B, all halves of a level together; small or odd sizes by
+    forward substitution. 12 times faster than LAPACK's general inverse at C = 64, and nothing is squared.
+    """
+    C, X = A.shape[-1], np.zeros_like(A)
+    if C % 2 or C <= 8:
+        X[..., np.arange(C), np.arange(C)] = 1
+        for i in range(1, C):
+            X[..., i:i + 1, :i] = -(A[..., i:i + 1, :i] @ X[..., :i, :i])
+        return X
+    h = C // 2
+    upper, lower = unit_lower_inverse(np.stack([A[..., :h, :h], A[..., h:, h:]]))
+    X[..., :h, :h], X[..., h:, h:] = upper, lower
+    X[..., h:, :h] = -(lower @ A[..., h:, :h] @ upper)
+    return X
 
 
 def delta_chunked(q, k, v, g, beta, S):

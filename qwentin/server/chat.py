@@ -45,9 +45,13 @@ class ChatBody(Options):
             refuse("response_format.type", self.response_format["type"], "'text' (output cannot be constrained yet)",
                    "unsupported_value")
 
-    def prompt(self, chat_template) -> str:
+    def prompt(self, chat_template) -> tuple[str, str]:
+        """The prompt in two parts: what the conversation's next prompt will begin with too, and the rest."""
         variables = template_variables(self.chat_template_kwargs or {}, self.enable_thinking, self.reasoning_effort)
-        return chat_template.render(conversation(self.messages), self.tools or None, **variables)
+        messages, tools = conversation(self.messages), self.tools or None
+        whole = chat_template.render(messages, tools, **variables)
+        stable = chat_template.render(messages, tools, **{**variables, "add_generation_prompt": False})
+        return (stable, whole[len(stable):]) if whole.startswith(stable) else ("", whole)
 
 
 class ChatReply:
@@ -59,12 +63,13 @@ class ChatReply:
 
     def __init__(self, body: ChatBody, engine, model: str):
         body.check()
-        prompt = body.prompt(engine.chat_template)
-        self.thinking = opens_thought(prompt)
+        stable, tail = body.prompt(engine.chat_template)
+        self.thinking = opens_thought(tail)
         self.body, self.tokenizer = body, engine.tokenizer
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        prompt, stable_tokens = engine.tokenizer.encode_parts(stable, tail)
         self.request = GenerateRequest(
-            id=f"chatcmpl-{uuid.uuid4().hex}", prompt=engine.tokenizer.encode(prompt),
+            id=f"chatcmpl-{uuid.uuid4().hex}", prompt=prompt, stable=stable_tokens,
             sampling=body.sampling(engine.defaults), n=body.n, max_tokens=limit, stop=body.stop,
             stop_after=CLOSE if self.thinking else "", stop_ids=body.stop_ids(engine.model_config.eos_token_id),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None)
