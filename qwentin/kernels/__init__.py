@@ -1,7 +1,7 @@
 """Device code: knows arrays, never the words "layer" or "request".
 
 A kernel is one module and one name in ALL; `lab` runs, checks, times and disassembles it, `python -m qwentin.kernels`
-prints the table, and the tests and benchmarks of every name in ALL already exist. docs/kernels.md walks through one.
+prints the table, and the tests and benchmarks of every name in ALL already exist. README.md walks through one.
 """
 import importlib
 

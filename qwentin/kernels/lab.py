@@ -6,7 +6,7 @@
     >>> print(lab.sass(rmsnorm, dict(rows=1), "sm_120a"))
     >>> lab.time(rmsnorm, rows=1, d=5120)                # on a GPU only
 
-What a kernel module must have (docs/kernels.md walks through one): `ref`, `launch`, `CASES`, `make`, `cost`, `OUTPUTS`
+What a kernel module must have (README.md walks through one): `ref`, `launch`, `CASES`, `make`, `cost`, `OUTPUTS`
 (name -> parity.Output), perhaps `SCRATCH` (names of workspaces), and for the codegen test `REGISTERS` (the ceiling) and
 `SASS` (chip -> opcodes it promises).
 `make` gives every argument of `launch`, outputs as empty arrays. An output that `ref` takes too is updated in place:
