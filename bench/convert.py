@@ -9,7 +9,6 @@ equal the plan's prediction. Prints a table, then one JSON line.
 """
 import argparse
 import json
-import math
 import os
 import resource
 import shutil
@@ -21,12 +20,11 @@ import numpy as np
 
 from qwentin import nano, numerics
 from qwentin.config import ModelConfig
-from qwentin.model import names
 from qwentin.model.container import cut
 from qwentin.model.convert import Job, prepare
 from qwentin.model.encodings import Part
-from qwentin.model.safetensor import Entry, Shard, header_of
-from qwentin.model.weights import assemble
+from qwentin.model.imagined import ImaginedShard, imagine
+from qwentin.model.safetensor import Shard, header_of
 
 CONFIG_27B = dict(
     model_type="qwen3_5", tie_word_embeddings=False, vocab_size=248320, hidden_size=5120, intermediate_size=17408,
@@ -37,30 +35,17 @@ TABLE = "model.embed_tokens.weight"
 LAYERS = ("model.layers.2.", "model.layers.3.")         # one of each kind
 
 
-class Generator:
-    """A safetensors file that is not there: the interface of safetensor.Shard over one block of random numbers."""
-    path = Path("generated.safetensors")
-    metadata = {}
+class Generator(ImaginedShard):
+    """A file that is not there, its tensors views of one block of random numbers."""
 
-    def __init__(self, shapes, largest):
-        self.entries, at = {}, 0
-        for name, shape in shapes.items():
-            size = 2 * math.prod(shape)
-            self.entries[name] = Entry("BF16", shape, at, at + size)
-            at += size
-        self.size = at
+    def __init__(self, path, shapes):
+        super().__init__(path, shapes)
         values = 0.02 * np.random.default_rng(0).standard_normal(1 << 20, np.float32)
-        self.block = np.tile(numerics.encode_bf16(values), -(-largest // len(values))).view(np.uint8)
+        self.block = np.tile(numerics.encode_bf16(values), 17408 * 5120 // len(values)).view(np.uint8)
 
     def data(self, name):
         entry = self.entries[name]
         return self.block[:entry.stop - entry.start]
-
-    def forget(self, name, start, stop):
-        pass
-
-    def close(self):
-        pass
 
 
 def sparse(path: Path, name: str, shape) -> Shard:
@@ -76,12 +61,10 @@ def generated(directory: Path):
     (directory / "config.json").write_text(json.dumps(CONFIG_27B))
     shutil.copy(nano.DIRECTORY / "tokenizer.json", directory)
     shutil.copy(nano.DIRECTORY / "chat_template.jinja", directory)
-    config = ModelConfig.from_directory(directory)
-    shapes = names.expected(config)
-    shard = Generator(shapes, 17408 * 5120)
-    stored = {name: Part(shard, name) for name in shapes}
-    stored[TABLE] = Part(sparse(directory / "table.safetensors", TABLE, shapes[TABLE]), TABLE)
-    return assemble(config, stored, [shard, stored[TABLE].shard], directory)
+    checkpoint = imagine(ModelConfig.from_directory(directory), directory, Generator)
+    table = sparse(directory / "table.safetensors", TABLE, checkpoint.tensors[TABLE].shape)
+    checkpoint.tensors[TABLE].parts["weight"] = Part(table, TABLE)
+    return checkpoint
 
 
 def timed(job: Job, threads: int) -> dict:

@@ -47,7 +47,7 @@ def run(arguments) -> int:
 
 def gpu_packer():
     """The packer that runs on the GPU; only here is a device touched."""
-    from ..kernels import pack_gpu
+    from ..model import pack_gpu
     return pack_gpu.open_packer()
 
 

@@ -5,7 +5,7 @@ prints the table, and the tests and benchmarks of every name in ALL already exis
 """
 import importlib
 
-ALL = ("embed", "rmsnorm", "swiglu", "rope_append", "topk")
+ALL = ("embed", "rmsnorm", "swiglu", "rope_append", "topk", "pack")
 
 
 def module(name):
