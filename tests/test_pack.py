@@ -114,6 +114,42 @@ def test_nvfp4_is_kept_bit_for_bit(convention, weights, tmp_path):
     np.testing.assert_allclose(done.f32(UP), source.f32(UP), rtol=2 ** -22)     # 1 / global, rounded once
 
 
+@pytest.mark.parametrize("part, value, sentence", [
+    ("weight_scale", np.nan, r"up_proj.weight in .* holds nan at \[0, 0\]"),
+    ("weight_scale_2", np.nan, "weight_scale_2 in .* is nan; a positive number was wanted"),
+    ("weight_scale_2", 0, "weight_scale_2 in .* is 0.0; a positive number was wanted")])
+def test_a_kept_nvfp4_tensor_is_checked(part, value, sentence, tmp_path):
+    directory = random_checkpoint.write(Recipe(14, WIDE), tmp_path / "source")
+    arrays = random_checkpoint.load(directory / "model.safetensors")
+    stem = UP.removesuffix("weight")
+    arrays |= {UP: np.full((256, 64), 0x11, np.uint8), stem + "weight_scale": np.ones((256, 8), ml_dtypes.float8_e4m3fn),
+               stem + "weight_scale_2": np.array([1], np.float32)}
+    arrays[stem + part].reshape(-1)[0] = value
+    save_file(arrays, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match=sentence):
+        convert(directory, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.linear_attn.in_proj_a.weight"])
+def test_a_copied_tensor_is_checked(name, tmp_path):
+    directory = random_checkpoint.write(Recipe(14, WIDE), tmp_path / "source")
+    arrays = random_checkpoint.load(directory / "model.safetensors")
+    arrays[name].reshape(-1)[5] = -np.inf
+    save_file(arrays, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"{name} in .* holds -inf at"):
+        convert(directory, tmp_path)
+
+
+@pytest.mark.parametrize("poison", ["weight", "weight_scale_inv"])
+def test_a_kept_fp8_tensor_is_checked(poison, tmp_path):
+    directory = random_checkpoint.write(Recipe(13, WIDE, fp8=True), tmp_path / "source")
+    arrays = random_checkpoint.load(directory / "model.safetensors")
+    arrays[UP.removesuffix("weight") + poison][1, 0] = np.nan
+    save_file(arrays, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match="up_proj.weight in .* holds nan at"):
+        convert(directory, tmp_path, weights="fp8")
+
+
 def test_a_tied_head_becomes_a_matrix_of_its_own(tmp_path):
     source, done = convert(Recipe(15, WIDE | dict(tie_word_embeddings=True)), tmp_path)
     assert source.config.tie_word_embeddings and not done.config.tie_word_embeddings

@@ -128,13 +128,17 @@ class NVFP4:
         scale = parts[self.tensor_scale]
         scale.demand(("F32",), () if scale.shape == () else (1,))
 
-    def rows(self, parts, start, stop):
+    def factor(self, parts) -> np.float32:
+        """The tensor's scale; CheckpointError unless it is a positive number."""
         scale = parts[self.tensor_scale]
-        factor = float(scale.floats().reshape(()))
+        factor = scale.floats().reshape(())[()]
         if not (np.isfinite(factor) and factor > 0):
             raise scale.fault(f"is {factor}; a positive number was wanted")
-        return numerics.decode_nvfp4(parts[self.codes].array()[start:stop],
-                                     parts["weight_scale"].array()[start:stop], factor, self.convention)
+        return factor
+
+    def rows(self, parts, start, stop):
+        return numerics.decode_nvfp4(parts[self.codes].array()[start:stop], parts["weight_scale"].array()[start:stop],
+                                     self.factor(parts), self.convention)
 
 
 @dataclass(frozen=True)

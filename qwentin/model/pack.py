@@ -131,6 +131,15 @@ def refusing(make):
     return checked
 
 
+def look(source: Tensor, start: int, stop: int, *arrays: tuple[np.ndarray, str]) -> None:
+    """Refuse NaN and infinities among the stored numbers (array, dtype) of these rows, without decoding what is fine."""
+    for array, dtype in arrays:
+        mask = {"BF16": 0x7F80, "F8_E4M3": 0x7F}.get(dtype)         # all bits of the exponent; all but the sign
+        bad = ~np.isfinite(array) if mask is None else array & mask == mask
+        if bad.any():
+            source.rows(start, stop)                                # says which, and where
+
+
 def tile_write(recipe, packing, start, array) -> Write:
     deep = recipe.source.shape[1] // DEPTH
     return Tiles(packing).codes, start // packed.ROWS * deep * packing.tile_bytes, array
@@ -156,20 +165,20 @@ def alpha_write(start, alpha) -> list[Write]:
 def keep_nvfp4(recipe, start, stop):
     source = recipe.source
     stored, parts = source.encoding, source.parts
-    source.rows(start, stop)                            # refuses scales that are no numbers
-    codes = numerics.unpack_bits(parts[stored.codes].array()[start:stop], 4)
-    factor = parts[stored.tensor_scale].floats().reshape(())
+    scale = parts["weight_scale"].array()[start:stop]
+    look(source, start, stop, (scale, "F8_E4M3"))
+    factor = stored.factor(parts)
     alpha = np.float32(1) / factor if stored.convention == "compressed-tensors" else factor
-    array = packed.pack(NVFP4, codes, parts["weight_scale"].array()[start:stop])
+    array = packed.pack(NVFP4, numerics.unpack_bits(parts[stored.codes].array()[start:stop], 4), scale)
     return [tile_write(recipe, NVFP4, start, array), *alpha_write(start, alpha)]
 
 
 def keep_fp8(recipe, start, stop):
     source, block = recipe.source, BlockFP8.row_step
-    source.rows(start, stop)
-    scale = numerics.encode_bf16(source.parts["weight_scale_inv"].floats(start // block, -(-stop // block)))
-    scale = np.repeat(scale, block, axis=0)[:stop - start]
     codes = source.parts["weight"].array()[start:stop]
+    scale = source.parts["weight_scale_inv"].floats(start // block, -(-stop // block))
+    look(source, start, stop, (codes, "F8_E4M3"), (scale, "F32"))
+    scale = np.repeat(numerics.encode_bf16(scale), block, axis=0)[:stop - start]
     return [tile_write(recipe, FP8, start, packed.pack(FP8, codes, np.ascontiguousarray(scale)))]
 
 
@@ -189,7 +198,10 @@ def make_bf16(recipe, start, stop):
 def make_copy(recipe, start, stop):
     """Every part's share of the rows: a part has as many bytes before row `start` as its rows up to there hold."""
     source = recipe.source
-    source.rows(start, stop)
+    if isinstance(source.encoding, Plain):
+        look(source, start, stop, (source.parts["weight"].array()[start:stop], source.parts["weight"].dtype))
+    else:
+        source.rows(start, stop)
     return [(name, *share(part, start, stop, source.shape[0])) for name, part in source.parts.items()]
 
 

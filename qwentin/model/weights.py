@@ -61,7 +61,8 @@ class Tensor:
             place = np.argwhere(~np.isfinite(out))[0]
             value = out[tuple(place)]
             place[0] += start
-            raise next(iter(self.parts.values())).fault(f"holds {value} at {[int(i) for i in place]}")
+            main = max(self.parts.values(), key=lambda part: part.nbytes)
+            raise main.fault(f"holds {value} at {[int(i) for i in place]}")
         return out
 
     def f32(self) -> np.ndarray:
