@@ -2,6 +2,7 @@
 
     python bench/convert.py                       the plan of all of 27B, then two full layers packed for real
     python bench/convert.py --weights fp4 --threads 2
+    python bench/convert.py --plan                what `convert --dry-run` prints for it, and no more
     python bench/convert.py --table               the 2.5 GB embedding table alone, from a real (sparse) file: peak memory
 
 The tensors are views of one block of random bf16 numbers, so that making them costs nothing. The bytes written must
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from qwentin import nano, numerics
+from qwentin.commands.convert import print_plan
 from qwentin.config import ModelConfig
 from qwentin.model.container import cut
 from qwentin.model.convert import Job, prepare
@@ -84,11 +86,15 @@ def main():
     parser.add_argument("--weights", default="fp6")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--table", action="store_true", help="pack the embedding table instead of two layers")
+    parser.add_argument("--plan", action="store_true", help="print the plan, pack nothing")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         checkpoint = generated(directory)
         whole = prepare(directory, directory / "whole", options.weights, opened=checkpoint)
+        if options.plan:
+            print_plan(whole, every=True)
+            return
         chosen = [r for r in whole.recipes if r.name.startswith(TABLE if options.table else LAYERS)]
         warm = prepare(nano.DIRECTORY, directory / "warm", options.weights)
         warm.run()                                      # compiles

@@ -1,7 +1,8 @@
 """The numpy tower on a small checkpoint of every layout, against what a float64 model answered (data/make_golden.py).
 
 Tolerance 5e-4 on logits of size 5 to 40: float32 against float64, with some twenty sums of a few hundred terms each
-between the embedding and the logits. A mistake in the mathematics or in a layout moves a logit by 0.1 or more.
+between the embedding and the logits; 1e-4 on states of size 5. A mistake in the mathematics or in a layout moves a
+logit by 0.1 or more.
 """
 import importlib.util
 from pathlib import Path
@@ -62,8 +63,8 @@ def test_logits_and_state(case, cuts):
     logits, _ = run(tower.forward, golden["ids"], CUTS[cuts])
     rows = golden["logits"].shape[0]
     assert np.abs(logits[-rows:] - golden["logits"]).max() < 5e-4
-    assert np.abs(tower.S[:, 0] - golden["S"]).max() < 5e-5
-    assert np.abs(tower.window[:, 0] - golden["conv"]).max() < 5e-5
+    assert np.abs(tower.S[:, 0] - golden["S"]).max() < 1e-4
+    assert np.abs(tower.window[:, 0] - golden["conv"]).max() < 1e-4
 
 
 @pytest.mark.parametrize("cuts", ["whole", "in pieces"])
