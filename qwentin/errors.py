@@ -34,6 +34,7 @@ class ContextOverflow(RequestError):
     def __init__(self, prompt: int, limit: int | None, context: int):
         asked = f"{prompt} in the prompt" + (f" and {limit} for the completion" if limit is not None else "")
         total = prompt + (limit or 0)
+        self.prompt, self.limit, self.context = prompt, limit, context
         super().__init__(
             f"This model's maximum context length is {context} tokens, but {total} were requested ({asked}). "
             "Shorten the messages or the completion.", param="messages", code="context_length_exceeded")

@@ -94,10 +94,14 @@ class Delta:
 
 @dataclass(frozen=True)
 class Finish:
-    """A choice ended: "stop" (stop id or stop string), "length" (limit or context), "cancel" or "error"."""
+    """A choice ended: "stop" (stop id or stop string), "length" (limit or context), "cancel" or "error".
+
+    message says what went wrong, stop is the stop string that ended it, if one did.
+    """
     index: int
     reason: str
     message: str = ""
+    stop: str | None = None
 
 
 @dataclass(frozen=True)
