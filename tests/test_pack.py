@@ -140,6 +140,18 @@ def test_a_copied_tensor_is_checked(name, tmp_path):
         convert(directory, tmp_path)
 
 
+@pytest.mark.parametrize("weights", pack.WEIGHTS)
+@pytest.mark.parametrize("name", [UP, TABLE])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_bad_value_is_named_in_every_format(weights, name, value, tmp_path):
+    directory = random_checkpoint.write(Recipe(14, WIDE), tmp_path / "source")
+    arrays = random_checkpoint.load(directory / "model.safetensors")
+    arrays[name][200, 77] = value
+    save_file(arrays, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{name} in .*model.safetensors holds {value} at \[200, 77\]"):
+        convert(directory, tmp_path, weights=weights, embedding="bf16" if weights == "bf16" else "fp6")
+
+
 @pytest.mark.parametrize("poison", ["weight", "weight_scale_inv"])
 def test_a_kept_fp8_tensor_is_checked(poison, tmp_path):
     directory = random_checkpoint.write(Recipe(13, WIDE, fp8=True), tmp_path / "source")

@@ -9,7 +9,7 @@ its pieces are independent of each other, so threads make them in any order and 
     fp8                block FP8                 tiles of the same codes and scales
     nvfp4              NVFP4, both conventions   tiles of the same codes and scales, whatever format was asked for
     fp6-rows, fp8-rows the embedding table       rows of codes
-    bf16               block FP8, F32            rounded
+    bf16               block FP8                 rounded
 
 Everything that is no matrix is copied, and so are in_proj_a and in_proj_b (0.2 % of the weights, and they steer the
 decay of the state) and matrices whose inputs are no multiple of 128.
