@@ -147,6 +147,8 @@ class EngineConfig:
     prefill_chunk: int = option(512, "prompt tokens in one step; smaller keeps other streams smoother", low=1)
     kv_tokens: int = option(0, "KV cache size in tokens; 0 takes four context windows", low=0)
     cache_mib: int = option(256, "MiB of recurrent-state snapshots kept for prompts that begin alike; 0 keeps none", low=0)
+    cache_dir: str = option("", "keep prefixes here when the server stops and find them when it starts", metavar="DIR")
+    cache_dir_mib: int = option(4096, "MiB that --cache-dir may hold", low=1)
     threads: int = option(0, "BLAS threads of the numpy tower; 0 takes the usable cores, 4 at most; 1 on a busy machine",
                           low=0)
     keepalive_s: float = option(10.0, "seconds of silence after which a stream gets an SSE comment", low=0.05)

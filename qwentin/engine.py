@@ -12,21 +12,22 @@ from typing import Callable
 
 import numpy as np
 
+from .admission import admissible
 from .chat_template import ChatTemplate
 from .config import EngineConfig, ModelConfig
-from .errors import ConfigError, ContextOverflow, EngineStopped, QueueFull, RequestError
+from .errors import ConfigError, EngineStopped, QueueFull
+from .history import History
 from .kvpool import KVPool, pages_for
 from .model.cpu import CpuTower, tune_process
 from .model.weights import open_checkpoint
-from .request import (Delta, Done, Event, Finish, GenerateRequest, Progress, PromptScored, Token, Usage)
-from .sampler import best, check, default_sampling, log_probabilities
+from .prefix_store import PrefixStore, model_digest
+from .request import Delta, Done, Event, Finish, GenerateRequest, Progress, PromptScored, Token, Usage
+from .sampler import best, default_sampling, log_probabilities
 from .scheduler import Plan, Scheduler
 from .sequence import Job, Sequence, Sink
 from .tokenizer import Detokenizer, Tokenizer
 
 log = logging.getLogger("qwentin.engine")
-MOST_LOGPROBS = 20
-MOST_CHOICES = 128
 
 
 class Engine:
@@ -39,6 +40,9 @@ class Engine:
         self.max_model_len = config.context_window(model_config)
         self.defaults = default_sampling(config.model)
         self.scheduler = Scheduler(KVPool(pages), config.max_seqs, config.kept_states(model_config), config.prefill_chunk)
+        self.history = History(tokenizer)
+        self.store = PrefixStore(config.cache_dir, model_digest(config.model), config.cache_dir_mib * 2**20) \
+            if config.cache_dir else None
         self.jobs: dict[str, Job] = {}
         self.served = {"requests": 0, "prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
         self.inbox: list[Callable[[], None]] = []
@@ -50,24 +54,25 @@ class Engine:
     @classmethod
     def load(cls, config: EngineConfig) -> "Engine":
         """Open the checkpoint and build the tower: seconds to minutes. Raises ConfigError or CheckpointError."""
-        checkpoint = open_checkpoint(config.model)
         tokenizer = Tokenizer(config.model)
-        if tokenizer.size > checkpoint.config.vocab_size:
-            raise ConfigError(f"{config.model}: the tokenizer has {tokenizer.size} ids, the model "
-                              f"{checkpoint.config.vocab_size} rows; they do not belong together.")
         template = ChatTemplate(config.model, {n: tokenizer.special(n) for n in ("bos_token", "eos_token", "pad_token")})
-        pages = pages_for(config.kv_rows(checkpoint.config))
-        tune_process(config.threads)
-        tower = CpuTower(checkpoint, pages, config.max_seqs + config.kept_states(checkpoint.config))
-        return cls(config, checkpoint.config, tower, tokenizer, template, pages)
+        with open_checkpoint(config.model) as checkpoint:
+            model = checkpoint.config
+            if tokenizer.size > model.vocab_size:
+                raise ConfigError(f"{config.model}: the tokenizer has {tokenizer.size} ids, the model {model.vocab_size} "
+                                  "rows; they do not belong together.")
+            pages = pages_for(config.kv_rows(model))
+            tune_process(config.threads)
+            tower = CpuTower(checkpoint, pages, config.max_seqs + config.kept_states(model))
+        return cls(config, model, tower, tokenizer, template, pages)
 
     # ------------------------------------------------------------------ for other threads
     def start(self) -> None:
         self.thread.start()
 
     def submit(self, request: GenerateRequest, sink: Sink) -> None:
-        """Queue a request, or refuse it at once: RequestError, ContextOverflow, QueueFull, EngineStopped."""
-        limit = self.admissible(request)
+        """Queue a request, or refuse it at once: RequestError, ContextOverflow (admission.py), QueueFull, EngineStopped."""
+        limit = admissible(request, self.tokenizer.size, self.max_model_len)
         stop_ids = frozenset(self.model_config.eos_token_id) if request.stop_ids is None else request.stop_ids
         job = Job(request, sink, lambda index: Sequence(request, index, self.tokenizer, stop_ids, limit),
                   Detokenizer(self.tokenizer, specials=True))
@@ -79,6 +84,11 @@ class Engine:
             self.accepted += 1
             self.inbox.append(lambda: self.enter(job))
             self.wake.notify()
+
+    def encode(self, stable: str, tail: str) -> tuple[np.ndarray, int | None]:
+        """Prompt ids of a rendered conversation, replies of ours as they were generated, and how many of them are `stable`,
+        the part that the conversation's next prompt will begin with too (None if no id ends there)."""
+        return self.history.encode_parts(stable, tail)
 
     def cancel(self, request_id: str) -> None:
         """End a request within one step; unknown ids are ignored."""
@@ -105,30 +115,14 @@ class Engine:
                 "kv_pages_cached": s.pool.total - len(s.pool.free) - len(busy), "prefixes": len(s.cache.entries),
                 "state_slots": s.most, "state_slots_free": s.most - len(s.running), **self.served}
 
-    # ------------------------------------------------------------------ admission
-    def admissible(self, request: GenerateRequest) -> int:
-        """The most tokens a choice of `request` may generate; raises RequestError for what cannot be served."""
-        prompt, vocabulary = request.prompt, self.tokenizer.size
-        if not len(prompt):
-            raise RequestError("the prompt is empty; at least one token was wanted.", "prompt")
-        if prompt.min() < 0 or prompt.max() >= vocabulary:
-            bad = int(prompt[(prompt < 0) | (prompt >= vocabulary)][0])
-            raise RequestError(f"the prompt holds token id {bad}; ids from 0 to {vocabulary - 1} exist.", "prompt")
-        for name, value, high in (("n", request.n, MOST_CHOICES), ("logprobs", request.logprobs, MOST_LOGPROBS),
-                                  ("prompt_logprobs", request.prompt_logprobs, MOST_LOGPROBS)):
-            if value is not None and not (name == "n") <= value <= high:
-                raise RequestError(f"{name} is {value}; {int(name == 'n')} to {high} was wanted.", name)
-        if request.max_tokens is not None and request.max_tokens < (request.prompt_logprobs is None):
-            raise RequestError(f"max_tokens is {request.max_tokens}; a positive integer was wanted.", "max_tokens")
-        check(request.sampling, vocabulary)
-        room = self.max_model_len - len(prompt)
-        wanted = 1 if request.max_tokens is None else request.max_tokens
-        if wanted > room:
-            raise ContextOverflow(len(prompt), request.max_tokens, self.max_model_len)
-        return room if request.max_tokens is None else request.max_tokens
-
     # ------------------------------------------------------------------ the engine thread
     def run(self) -> None:
+        self.serve()
+        if self.store:
+            self.do_chores()
+            self.store.keep(self.scheduler.cache, self.tower)
+
+    def serve(self) -> None:
         while self.read_inbox():
             plan = None
             try:
@@ -171,7 +165,11 @@ class Engine:
     def enter(self, job: Job) -> None:
         """The first choice goes in line; the others fork from it when the prompt is read."""
         self.jobs[job.request.id] = job
-        self.scheduler.add(job.begin_choice())
+        first = job.begin_choice()
+        if self.store:
+            self.do_chores()                # before anything that they read can be evicted
+            self.store.fill(self.scheduler.cache, self.tower, first.reusable())
+        self.scheduler.add(first)
 
     def do_chores(self) -> None:
         """What the scheduler counted, done to the tower's arrays, in order."""
@@ -248,7 +246,9 @@ class Engine:
     # ------------------------------------------------------------------ endings
     def close_choice(self, job: Job, sequence: Sequence, message: str = "") -> None:
         self.scheduler.remove(sequence)
-        self.emit(job, Finish(sequence.index, sequence.finished, message))
+        if sequence.generated:
+            self.history.remember(sequence.ids)
+        self.emit(job, Finish(sequence.index, sequence.finished, message, sequence.matcher.hit))
         if len(job.sequences) == job.request.n and all(s.finished for s in job.sequences):
             self.close_job(job)
 

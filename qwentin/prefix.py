@@ -102,6 +102,25 @@ class PrefixCache:
                 return None
         return self.slots.acquire()
 
+    def make_place(self, length: int) -> tuple[Table, int] | None:
+        """A table of `length` rows and a slot for an entry from elsewhere, evicting if need be; None if that is impossible.
+        The caller fills them, then calls insert() or give_back()."""
+        slot = self.take_slot()
+        if slot is None:
+            return None
+        table = self.pool.open()
+        while self.pool.missing(table, length) > len(self.pool.free):
+            if not self.evict():
+                self.give_back(table, slot)
+                return None
+        self.pool.reserve(table, length)
+        self.pool.advance(table, length)
+        return table, slot
+
+    def give_back(self, table: Table, slot: int) -> None:
+        self.pool.release(table)
+        self.slots.release(slot)
+
     def insert(self, ids: np.ndarray, table: Table, slot: int) -> None:
         """Keep what `table` and `slot`, which become the cache's, hold: the state behind ids i32 [table.length].
 
@@ -110,14 +129,21 @@ class PrefixCache:
         assert len(ids) == table.length > 0
         node = self.node_at(ids)
         if node.entry is not None:
-            self.pool.release(table)
-            self.slots.release(slot)
+            self.give_back(table, slot)
             return
         node.entry = entry = Entry(node, table, slot)
         self.entries.add(entry)
         entry.worth = self.clock + self.cost(entry)
         if parent := self.parent(entry):                # it may be a mere waypoint from now on
             parent.worth = min(parent.worth, self.clock + self.cost(parent))
+
+    @staticmethod
+    def ids_of(entry: Entry) -> np.ndarray:
+        """The ids that lead to an entry, i32 [length]."""
+        edges, node = [], entry.node
+        while node is not None:
+            edges, node = [node.edge, *edges], node.parent
+        return np.concatenate(edges)
 
     def holds(self, ids: np.ndarray) -> bool:
         """Whether exactly these ids are kept."""
@@ -158,8 +184,7 @@ class PrefixCache:
 
     def drop(self, entry: Entry) -> None:
         self.entries.remove(entry)
-        self.pool.release(entry.table)
-        self.slots.release(entry.slot)
+        self.give_back(entry.table, entry.slot)
         node = entry.node
         node.entry = None
         while node.parent is not None and node.entry is None and len(node.children) < 2:

@@ -50,13 +50,14 @@ class Tokenizer:
         """i32 [T]. Special tokens written out in the text become their ids; nothing is added in front or behind."""
         return np.array(self.backend.encode(text, add_special_tokens=False).ids, np.int32)
 
-    def encode_parts(self, first: str, second: str) -> tuple[np.ndarray, int | None]:
-        """Ids of first + second, and how many of them are `first` alone; None if no id ends exactly there."""
-        tail = self.encode(second)
+    def encode_parts(self, first: str, second: str, encode=None) -> tuple[np.ndarray, int | None]:
+        """Ids of first + second, and how many of them are `first` alone; None if no id ends exactly there. `encode` is
+        another way to get the ids of `first` (history.py)."""
+        encode, tail = encode or self.encode, self.encode(second)
         if len(tail) and int(tail[0]) in self.added:
-            head = self.encode(first)
+            head = encode(first)
             return np.concatenate([head, tail]), len(head)
-        return self.encode(first + second), None
+        return encode(first + second), None
 
     def decode(self, ids, skip_special: bool = False) -> str:
         """The text of whole ids; bytes that are no UTF-8 become U+FFFD."""

@@ -272,14 +272,18 @@ def test_a_broken_reader_does_not_stop_the_others(engine, ask):
 
 
 def test_stop_finishes_then_cancels():
-    engine = Engine.load(EngineConfig(max_seqs=2, max_model_len=2048))
+    engine = Engine.load(EngineConfig(max_seqs=2))
     engine.start()
     short, endless = Reader(), Reader()
     ids = engine.tokenizer.encode(QUESTION)
     engine.submit(GenerateRequest("short", ids, GREEDY, max_tokens=3), short)
     engine.submit(GenerateRequest("endless", ids, GREEDY, stop_ids=frozenset()), endless)
-    engine.stop(grace_s=1.0)
-    assert short.wait().of(Finish)[0].reason == "length"
+    stopping = threading.Thread(target=engine.stop, args=(600.0,))
+    stopping.start()
+    assert short.wait().of(Finish)[0].reason == "length", "it had the time to finish"
+    assert not endless.done.is_set()
+    engine.closing = time.monotonic()       # the grace period is over
+    stopping.join(60)
     assert endless.wait().of(Finish)[0].reason == "cancel"
     with pytest.raises(EngineStopped):
         engine.submit(GenerateRequest("late", ids, GREEDY), Reader())

@@ -163,7 +163,8 @@ def make_engine():
 def run(engine, ids, **fields):
     run.count = getattr(run, "count", 0) + 1
     reader = Reader()
-    engine.submit(GenerateRequest(f"p{run.count}", np.array(ids, np.int32), GREEDY, **fields), reader)
+    fields.setdefault("sampling", GREEDY)
+    engine.submit(GenerateRequest(f"p{run.count}", np.array(ids, np.int32), **fields), reader)
     reader.wait()
     return reader.ids(), reader.events[-1].usage.cached_tokens
 

@@ -62,15 +62,6 @@ def test_special_ids_have_no_text(tokenizer):
     assert detokenizer.push(im_end) == "" and detokenizer.push(think) == "</think>"
 
 
-def test_encode_parts(tokenizer):
-    """Two parts give the ids of the whole; the seam is only known where a token is recognised whatever stands before it."""
-    for first, second, known in (("<|im_start|>user\nHi<|im_end|>\n", "<|im_start|>assistant\n<think>\n", True),
-                                 ("", "<|im_start|>x", True), ("hel", "lo", False), ("all", "", False)):
-        ids, stable = tokenizer.encode_parts(first, second)
-        assert ids.tolist() == tokenizer.encode(first + second).tolist()
-        assert stable == (len(tokenizer.encode(first)) if known else None)
-
-
 def test_special_names(tokenizer):
     assert tokenizer.special("eos_token") == "<|im_end|>" and tokenizer.special("bos_token") is None
 

@@ -97,6 +97,24 @@ class CpuTower:
     def copy_page(self, source: int, target: int) -> None:
         self.kv[:, :, target] = self.kv[:, :, source]
 
+    def export_state(self, slot: int, pages: list[int], length: int) -> dict[str, np.ndarray]:
+        """All of one sequence's past: kv f32 [2, L, length, G, hd], S and window of its slot. For the disk."""
+        rows = self.kv[:, :, pages].reshape(self.kv.shape[:2] + (-1,) + self.kv.shape[4:])
+        return {"kv": rows[:, :, :length], "S": self.S[:, slot], "window": self.window[:, slot]}
+
+    def import_state(self, slot: int, pages: list[int], arrays: dict[str, np.ndarray]) -> bool:
+        """Put an exported past into a slot and pages; False, with nothing changed, if its shapes are another model's."""
+        kv = arrays["kv"]
+        wanted = {"kv": self.kv.shape[:2] + kv.shape[2:3] + self.kv.shape[4:], "S": self.S[:, slot].shape,
+                  "window": self.window[:, slot].shape}
+        if any(arrays[name].shape != shape for name, shape in wanted.items()) or kv.shape[2] > len(pages) * PAGE:
+            return False
+        at = np.arange(kv.shape[2])
+        self.kv[:, :, np.array(pages)[at // PAGE], at % PAGE] = kv
+        self.S[:, slot], self.window[:, slot] = arrays["S"], arrays["window"]
+        self.replay.pop(slot, None)
+        return True
+
     def weight_bytes(self) -> int:
         """Bytes of the main model's weights, the draft head not counted."""
         arrays = [self.embed, self.norm, *([] if self.head is self.embed else [self.head])]
