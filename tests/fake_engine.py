@@ -51,6 +51,7 @@ class FakeTokenizer:
         self.table = [bytes([i]) for i in range(256)] + [END]
         self.places = {raw: i for i, raw in enumerate(self.table)}
         self.lock = threading.Lock()
+        self.added: set[str] = set()        # texts that are one token each, if they are all there is to encode
 
     @property
     def size(self):
@@ -64,10 +65,9 @@ class FakeTokenizer:
             return self.places[raw]
 
     def encode(self, text):
+        if text in self.added:
+            return np.array([self.id(text.encode())], np.int32)
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-
-    def encode_parts(self, first, second):
-        return self.encode(first + second), len(self.encode(first))
 
     def decode(self, ids, skip_special=False):
         return b"".join(self.table[i] for i in ids).decode("utf-8", "replace")
@@ -165,6 +165,9 @@ class FakeEngine:
     def start(self):
         self.thread.start()
 
+    def encode(self, stable, tail):
+        return self.tokenizer.encode(stable + tail), len(self.tokenizer.encode(stable))
+
     def submit(self, request, sink):
         if len(request.prompt) + (request.max_tokens or 1) > self.max_model_len:
             raise ContextOverflow(len(request.prompt), request.max_tokens, self.max_model_len)
@@ -214,7 +217,7 @@ def play(engine, dialect, body: dict):
     (chunks of the stream, whole answer, the requests that were made)."""
     streamed = dialect(read(dialect.body_type, {**body, "stream": True}), engine, "fake")
     whole = dialect(read(dialect.body_type, body), engine, "fake")
-    chunks = []
+    chunks = list(streamed.opening())
     for number, request in enumerate(streamed.requests):
         job = Job(engine, request, lambda event, number=number: chunks.extend(streamed.chunks(number, event)))
         while job.step():

@@ -37,7 +37,8 @@ def call(url, path, body=None, method=None, headers=(), timeout=60.0) -> Answer:
 
 @dataclass
 class Events:
-    """A stream that was read to its end: the JSON frames, the comments, and whether [DONE] closed it."""
+    """A stream that was read to its end: the JSON frames, the comments, and whether [DONE] closed it. A frame with a name
+    has its own type as that name."""
     frames: list
     comments: list
     done: bool
@@ -51,8 +52,10 @@ def parse_events(raw: bytes) -> Events:
         elif block == "data: [DONE]":
             done = True
         elif block:
-            assert block.startswith("data: ") and "\n" not in block and not done, block
-            frames.append(json.loads(block[6:]))
+            *name, data = block.split("\n")
+            assert data.startswith("data: ") and not done, block
+            frames.append(json.loads(data[6:]))
+            assert name in ([], [f"event: {frames[-1].get('type')}"]), block
     return Events(frames, comments, done)
 
 
@@ -71,13 +74,32 @@ def fold(frames) -> list[dict]:
             whole = choices.setdefault(part["index"], {"message": {}, "logprobs": {}, "token_ids": [],
                                                        "finish_reason": None})
             for key, value in part["delta"].items():
-                whole["message"][key] = whole["message"].get(key, "") + value
+                if key == "tool_calls":
+                    fold_calls(whole["message"].setdefault(key, []), value)
+                else:
+                    whole["message"][key] = whole["message"].get(key, "") + value
             for key, value in (part["logprobs"] or {}).items():
                 whole["logprobs"][key] = (whole["logprobs"].get(key) or []) + value if value is not None else None
             whole["token_ids"] += part.get("token_ids", [])
             assert whole["finish_reason"] is None, "something came after the finish"
             whole["finish_reason"] = part["finish_reason"]
+    for choice in choices.values():
+        if choice["message"].get("tool_calls") and not choice["message"]["content"]:
+            choice["message"]["content"] = None
     return [choices[i] for i in sorted(choices)]
+
+
+def fold_calls(calls: list[dict], fragments: list[dict]) -> None:
+    """Fragments of tool calls added to what came before: the first of a call names it, the others only its index."""
+    for fragment in fragments:
+        function = dict(fragment["function"])
+        if fragment["index"] == len(calls):
+            assert fragment["id"] and fragment["type"] == "function" and function["name"]
+            calls.append({"id": fragment["id"], "type": "function", "function": function})
+        else:
+            assert fragment["index"] == len(calls) - 1 and set(fragment) == {"index", "function"}
+            assert set(function) == {"arguments"}
+            calls[-1]["function"]["arguments"] += function["arguments"]
 
 
 @contextlib.contextmanager

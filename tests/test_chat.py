@@ -31,7 +31,8 @@ def refusal(**body):
 
 def rendered(messages, **more):
     """The prompt text of nano's own template."""
-    return "".join(read(ChatBody, {"messages": messages, **more}).prompt(ChatTemplate(nano.DIRECTORY, {})))
+    body = read(ChatBody, {"messages": messages, **more})
+    return "".join(body.conversation().render(ChatTemplate(nano.DIRECTORY, {})))
 
 
 # ---- both modes
@@ -86,11 +87,12 @@ def test_thinking_off_splits_nothing():
     assert "completion_tokens_details" not in whole["usage"]
 
 
-def test_tool_calls_stay_in_the_text():
+def test_calls_are_text_where_no_tool_was_declared():
     call = "<tool_call>\n<function=f>\n<parameter=x>\n1 && <2>\n</parameter>\n</function>\n</tool_call>"
-    _, whole, _ = reply_to(pieces(f"I call.\n</think>\n\n{call} Done.", 3), tools=[
-        {"type": "function", "function": {"name": "f"}}])
-    assert whole["choices"][0]["message"]["content"] == f"{call} Done."
+    for tools in (None, [{"type": "function", "function": {"name": "g"}}]):
+        _, whole, _ = reply_to(pieces(f"I call.\n</think>\n\n{call} Done.", 3), tools=tools)
+        assert whole["choices"][0]["message"]["content"] == f"{call} Done."
+        assert whole["choices"][0]["finish_reason"] == "stop"
 
 
 def test_choices_take_turns():
@@ -288,7 +290,7 @@ def test_a_strict_template_takes_what_clients_send(tmp_path):
     that are text."""
     (tmp_path / "chat_template.jinja").write_text(STRICT)
     template = ChatTemplate(tmp_path, {})
-    render = lambda *messages: "".join(read(ChatBody, {"messages": list(messages)}).prompt(template))
+    render = lambda *messages: "".join(read(ChatBody, {"messages": list(messages)}).conversation().render(template))
     system, developer, user = SYSTEM("A"), SYSTEM("D", "developer"), HI[0]
     assert render(system, user, SYSTEM("B")) == "[system]A[user]Hi[user]<system>\nB\n</system>"
     assert render(system, SYSTEM("B"), user) == "[system]A\n\nB[user]Hi"

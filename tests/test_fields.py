@@ -1,4 +1,4 @@
-"""Whatever JSON arrives, a request is built from it or it is refused in one sentence: 4,000 random bodies, made from values
+"""Whatever JSON arrives, a request is built from it or it is refused in one sentence: 6,000 random bodies, made from values
 that have hurt servers before, for every route that takes a body."""
 import json
 import random
@@ -13,6 +13,8 @@ from qwentin.server.app import prepare
 from qwentin.server.chat import ChatBody, ChatReply
 from qwentin.server.completions import CompletionBody, CompletionReply
 from qwentin.server.fields import parse_json
+from qwentin.server.messages import MessagesBody, MessagesReply
+from qwentin.server.responses import ResponsesBody, ResponsesReply
 from qwentin.server.text import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from qwentin.tokenizer import Tokenizer
 
@@ -21,6 +23,15 @@ ATOMS = [None, True, False, 0, 1, -1, 20, 0.5, 1.0, 1e308, -1e308, 2**63, 10**30
          [1, 2], ["a"], {"a": 1}, {"1": 1}, {"type": "text", "text": "t"}, {"type": "image_url"}, {"role": "user"}]
 KEYS = ["role", "content", "type", "text", "tool_calls", "function", "name", "arguments", "reasoning_content", "reasoning",
         "tool_call_id", "function_call", "include_usage", "enable_thinking", "\ud83d"]
+BLOCKS = [{"type": "text", "text": "x"}, {"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "image"},
+          {"type": "tool_use", "id": "i", "name": "f", "input": {"k": 1}}, {"type": "document", "source": {"type": "text"}},
+          {"type": "tool_result", "tool_use_id": "i", "content": [{"type": "text", "text": "r"}]}]
+ITEMS = [{"role": "developer", "content": "d"}, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+         {"type": "function_call_output", "call_id": "c", "output": "o"}, {"type": "web_search_call"},
+         {"type": "custom_tool_call", "call_id": "c", "name": "p", "input": "i"}]
+TOOLS = [{"name": "f", "input_schema": {}}, {"type": "function", "name": "f", "parameters": {}}, {"type": "web_search"},
+         {"type": "custom", "name": "p"}, {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}]
 CALL = {"function": {"name": "f", "arguments": '{"k": [1, null]}'}}
 
 
@@ -42,9 +53,27 @@ def message(rng):
     return out
 
 
+def spoilt(rng, good):
+    """One of the good objects, now and then with a value gone wrong."""
+    out = dict(rng.choice(good))
+    if rng.random() < 0.3:
+        out[rng.choice([*out, rng.choice(KEYS)])] = value(rng)
+    return out
+
+
+def blocks(rng):
+    """A message of Anthropic's."""
+    content = rng.choice(["hi", None, [spoilt(rng, BLOCKS) for _ in range(rng.randint(0, 3))]])
+    return spoilt(rng, [{"role": role, "content": content} for role in ("user", "assistant", "system")])
+
+
 def body(rng, kind):
     """A body of the dataclass `kind` with up to two fields gone wrong."""
     good = {ChatBody: lambda: {"messages": [message(rng) for _ in range(rng.randint(0, 4))]},
+            MessagesBody: lambda: {"messages": [*(blocks(rng) for _ in range(rng.randint(0, 3))), {"role": "user"}],
+                                   "tools": [spoilt(rng, TOOLS)], "thinking": {"type": "adaptive"}},
+            ResponsesBody: lambda: {"input": rng.choice(["hi", [spoilt(rng, ITEMS) for _ in range(rng.randint(0, 4))]]),
+                                    "tools": [spoilt(rng, TOOLS)], "reasoning": {"effort": "low"}},
             CompletionBody: lambda: {"prompt": rng.choice(["hi", [1, 2], ["a"], [[1]], value(rng)])},
             TokenizeBody: lambda: {rng.choice(["prompt", "messages"]): value(rng)},
             DetokenizeBody: lambda: {"tokens": value(rng)}}[kind]()
@@ -56,6 +85,8 @@ def body(rng, kind):
 @pytest.mark.parametrize("kind, serve", [
     (ChatBody, lambda raw, engine: prepare(ChatReply, raw, engine, "m")),
     (CompletionBody, lambda raw, engine: prepare(CompletionReply, raw, engine, "m")),
+    (MessagesBody, lambda raw, engine: prepare(MessagesReply, raw, engine, "m")),
+    (ResponsesBody, lambda raw, engine: prepare(ResponsesReply, raw, engine, "m")),
     (TokenizeBody, lambda raw, engine: json.dumps(tokenize(parse_json(raw), engine))),
     (DetokenizeBody, lambda raw, engine: json.dumps(detokenize(parse_json(raw), engine))),
 ])

@@ -21,13 +21,15 @@ def both(client, messages, **options):
                                                  stream_options={"include_usage": True}, **options))
     for choice in whole.choices:
         parts = [c.choices[0] for c in chunks if c.choices and c.choices[0].index == choice.index]
-        assert "".join(p.delta.content or "" for p in parts) == choice.message.content
+        assert "".join(p.delta.content or "" for p in parts) == (choice.message.content or "")
         thought = "".join(getattr(p.delta, "reasoning_content", None) or "" for p in parts)
         assert thought == (getattr(choice.message, "reasoning_content", None) or "")
         assert [p.finish_reason for p in parts if p.finish_reason] == [choice.finish_reason]
         logprobs = [e for p in parts if p.logprobs for e in p.logprobs.content]
         assert logprobs == (choice.logprobs.content if choice.logprobs else [])
-    assert [c.usage for c in chunks if c.usage] == [whole.usage]
+    streamed, = [c.usage for c in chunks if c.usage]
+    assert (streamed.prompt_tokens, streamed.completion_tokens, streamed.completion_tokens_details) == (
+        whole.usage.prompt_tokens, whole.usage.completion_tokens, whole.usage.completion_tokens_details)
     return whole, chunks
 
 
@@ -154,13 +156,15 @@ def test_history_of_every_shape(client):
     assert whole.choices[0].message.reasoning_content or whole.choices[0].message.content
 
 
-def test_tool_calls_are_text_for_now(client):
+def test_T25_tool_calls_work_with_no_option_set(client):
     tools = [{"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": {
         "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]
-    whole, _ = both(client, [{"role": "user", "content": "What is the weather in Oslo?"}], temperature=0, tools=tools)
-    text = whole.choices[0].message.content
-    assert "<tool_call>\n<function=get_weather>" in text and text.endswith("</tool_call>")
-    assert whole.choices[0].message.tool_calls is None
+    whole, chunks = both(client, [{"role": "user", "content": "What is the weather in Oslo?"}], temperature=0, tools=tools)
+    call, = whole.choices[0].message.tool_calls
+    assert call.function.name == "get_weather" and json.loads(call.function.arguments) == {"city": "Oslo"}
+    fragments = [f for c in chunks if c.choices for f in c.choices[0].delta.tool_calls or []]
+    assert "".join(f.function.arguments for f in fragments) == call.function.arguments and len(fragments) > 2
+    assert whole.choices[0].finish_reason == "tool_calls" and whole.choices[0].message.content is None
 
 
 # ---- text completions

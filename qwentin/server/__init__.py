@@ -3,10 +3,15 @@
     app.py          routes; every dialect passes through one `answer`
     chat.py         one dialect each: a JSON body -> GenerateRequests, events -> that dialect's JSON, whole or in chunks
     completions.py
+    messages.py     (Anthropic's; messages_input.py reads its history)
+    responses.py    (OpenAI's newer; responses_input.py reads its items and tools, output_items.py tells of its output)
     conversation.py a client's messages -> the chat template's; the precedence of thinking switches
     fields.py       the tables a body is checked by
     reasoning.py    text -> thought and answer, incrementally; pure
-    reply.py        engine events -> pieces of a reply, for every dialect that splits text
+    answer.py       text -> thought, text and tool calls: reasoning.py and toolcall.py (with all tool*.py) as one
+    turn.py         engine events -> pieces of a reply, for every dialect that splits text
+    reply.py        what a dialect is to the routes
+    metrics.py      /metrics
     bridge.py       asyncio on one side, the engine thread on the other
     stream.py       server-sent events
     refusals.py     what went wrong -> status and error JSON

@@ -7,28 +7,34 @@ Proven by tests/test_server_openai.py, tests/test_stream.py and tests/test_load.
 """
 import asyncio
 import hmac
+import json
 import logging
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from ..config import EngineConfig
 from ..errors import ContextOverflow, EngineStopped
-from .bridge import open_run
+from .bridge import Run, open_run
 from .chat import ChatReply
 from .completions import CompletionReply
 from .fields import parse_json, read, unknown
-from .refusals import BadKey, Loading, UnknownModel, refuse_in_json
+from .messages import MessagesReply, count_tokens
+from .metrics import Metrics, Record
+from .refusals import BadKey, Loading, NotFound, refuse_in_json
 from .reply import Reply
-from .stream import stream
+from .responses import ResponsesReply
+from .stream import stream, stream_failure
 from .text import detokenize, tokenize, tokenizer_info
 
 log = logging.getLogger("qwentin.server")
 
 MAX_BODY = 64 * 2**20       # bytes; a 262,144-token prompt as JSON is about 2 MB
 BODY_S = 60.0               # a body that takes longer to arrive is refused
-MAX_NAMES = 200             # unknown field names remembered, each logged once
+MAX_NOTES = 200             # lines remembered, each logged once
 
 
 @dataclass
@@ -38,7 +44,10 @@ class Service:
     engine: object = None
     stopping: bool = False
     started: int = field(default_factory=lambda: int(time.time()))
-    ignored: set[str] = field(default_factory=set)
+    noted: set[str] = field(default_factory=set)
+
+    def __post_init__(self):
+        self.metrics = Metrics(self.status)
 
     def ready(self):
         """The engine. Raises Loading or EngineStopped."""
@@ -48,11 +57,16 @@ class Service:
             raise Loading()
         return self.engine
 
-    def note_ignored(self, names: list[str]) -> None:
-        for name in names:
-            if name not in self.ignored and len(self.ignored) < MAX_NAMES:
-                self.ignored.add(name)
-                log.info("ignoring the unknown field %r (logged once)", name[:60])
+    def status(self) -> dict:
+        """The engine's; {} while there is none."""
+        return {} if self.engine is None else self.engine.status()
+
+    def note(self, lines: list[str]) -> None:
+        """Log each line once."""
+        for line in lines:
+            if line not in self.noted and len(self.noted) < MAX_NOTES:
+                self.noted.add(line)
+                log.info("%s (logged once)", line)
 
 
 SERVICE = web.AppKey("service", Service)
@@ -63,10 +77,15 @@ def make_app(service: Service) -> web.Application:
     app[SERVICE] = service
     app.router.add_get("/", index)
     app.router.add_get("/health", health)
+    app.router.add_get("/metrics", metrics)
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{id:.+}", model)
     app.router.add_post("/v1/chat/completions", generate(ChatReply))
     app.router.add_post("/v1/completions", generate(CompletionReply))
+    app.router.add_post("/v1/responses", generate(ResponsesReply))
+    app.router.add_get("/v1/responses/{id}", stored_response)
+    app.router.add_post("/v1/messages", generate(MessagesReply))
+    app.router.add_post("/v1/messages/count_tokens", convert(count_tokens))
     app.router.add_post("/tokenize", convert(tokenize))
     app.router.add_post("/detokenize", convert(detokenize))
     app.router.add_get("/tokenizer_info", info)
@@ -75,12 +94,12 @@ def make_app(service: Service) -> web.Application:
 
 @web.middleware
 async def require_key(request: web.Request, handler):
-    """The bearer token on every route but /health, compared in constant time."""
+    """The key on every route but /health, as a bearer token or in x-api-key, compared in constant time."""
     key = request.app[SERVICE].config.api_key
     if key and request.path != "/health":
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        same = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), key.encode())
-        if scheme.lower() != "bearer" or not same:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        given = [request.headers.get("x-api-key", ""), token if scheme.lower() == "bearer" else ""]
+        if not any(hmac.compare_digest(g.strip().encode("utf-8", "surrogateescape"), key.encode()) for g in given):
             raise BadKey()
     return await handler(request)
 
@@ -99,26 +118,43 @@ async def read_body(request: web.Request) -> bytes:
 def generate(dialect: type[Reply]):
     """The handler of a generating route."""
     async def handler(request: web.Request) -> web.StreamResponse:
-        return await answer(request, dialect)
+        route = request.match_info.route.resource.canonical
+        with request.app[SERVICE].metrics.watch(route) as record:
+            return await answer(request, dialect, record)
     return handler
 
 
-async def answer(request: web.Request, dialect: type[Reply]) -> web.StreamResponse:
+async def answer(request: web.Request, dialect: type[Reply], record: Record) -> web.StreamResponse:
     """Serve one generation; leaving early, for whatever reason, cancels it."""
     service = request.app[SERVICE]
     engine = service.ready()
     raw = await read_body(request)
-    reply, ignored = await asyncio.to_thread(prepare, dialect, raw, engine, service.config.model_name)
-    service.note_ignored(ignored)
+    reply, unknown_names = await asyncio.to_thread(prepare, dialect, raw, engine, service.config.model_name)
+    service.note([f"ignoring the unknown field {name[:60]!r}" for name in unknown_names] + reply.notes)
     try:
         async with open_run(engine, reply.requests) as run:
-            if reply.body.stream:
-                return await stream(request, run, reply, service.config.keepalive_s)
-            async for number, event in run.events():
-                reply.collect(number, event)
+            record.usages = run.usages
+            response = await (streamed if reply.body.stream else collected)(request, run, reply, record)
+            record.left = run.open and record.error is None
     except ContextOverflow as error:
         error.param = dialect.prompt_field
-        raise
+        if not (reply.body.stream and dialect.overflow_in_stream):
+            raise
+        record.error = error
+        return await stream_failure(request, reply, error)
+    if record.status == 200:
+        log.info("%s: %s", reply.requests[0].id, json.dumps(reply.extras()["x_qwentin"]))
+    return response
+
+
+async def streamed(request: web.Request, run: Run, reply: Reply, record: Record) -> web.StreamResponse:
+    response, record.error = await stream(request, run, reply, request.app[SERVICE].config.keepalive_s)
+    return response
+
+
+async def collected(request: web.Request, run: Run, reply: Reply, record: Record) -> web.StreamResponse:
+    async for number, event in run.events():
+        reply.collect(number, event)
     return web.json_response(reply.whole())
 
 
@@ -139,33 +175,45 @@ def convert(function):
 
 async def index(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
-    return web.json_response({"name": "qwentin", "model": service.config.model_name,
-                              "routes": ["/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize",
-                                         "/tokenizer_info", "/health"]})
+    routes = sorted({route.resource.canonical for route in request.app.router.routes()})
+    return web.json_response({"name": "qwentin", "model": service.config.model_name, "routes": routes})
 
 
 async def health(request: web.Request) -> web.Response:
     """200 when requests are served; 503 while loading, while shutting down and after the engine died."""
     service = request.app[SERVICE]
-    status = service.engine.status() if service.engine is not None else {}
+    status = service.status()
     word = "stopping" if service.stopping else "loading" if service.engine is None else status.get("status", "ok")
     return web.json_response({**status, "status": word, "model": service.config.model_name},
                              status=200 if word == "ok" else 503)
 
 
+async def metrics(request: web.Request) -> web.Response:
+    return web.Response(body=request.app[SERVICE].metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def stored_response(request: web.Request) -> web.Response:
+    raise NotFound("Responses are not stored here; send the whole input with each request.", "response_not_found")
+
+
 def model_object(service: Service) -> dict:
-    return {"id": service.config.model_name, "object": "model", "created": service.started, "owned_by": "qwentin",
-            "max_model_len": service.ready().max_model_len}
+    """One entry that OpenAI's and Anthropic's clients both read."""
+    name, made = service.config.model_name, datetime.fromtimestamp(service.started, UTC).isoformat()
+    return {"id": name, "object": "model", "created": service.started, "owned_by": "qwentin",
+            "max_model_len": service.ready().max_model_len,
+            "type": "model", "display_name": name, "created_at": made}
 
 
 async def models(request: web.Request) -> web.Response:
-    return web.json_response({"object": "list", "data": [model_object(request.app[SERVICE])]})
+    entry = model_object(request.app[SERVICE])
+    return web.json_response({"object": "list", "data": [entry],
+                              "has_more": False, "first_id": entry["id"], "last_id": entry["id"]})
 
 
 async def model(request: web.Request) -> web.Response:
     found, asked = model_object(request.app[SERVICE]), request.match_info["id"]
     if asked != found["id"]:
-        raise UnknownModel(asked, found["id"])
+        raise NotFound(f"The model {asked!r} does not exist; this server serves {found['id']!r}.", "model_not_found")
     return web.json_response(found)
 
 

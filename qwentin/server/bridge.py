@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from ..request import Delta, Done, Event, GenerateRequest, Progress
+from ..request import Delta, Done, Event, GenerateRequest, Progress, Usage
 
 MERGE = 4096        # characters up to which a waiting delta grows; a bound keeps appending linear
 
@@ -31,6 +31,7 @@ class Mailbox:
         self.open_requests = open_requests          # those whose Done has not been taken
         self.arrived = asyncio.Event()
         self.closed = False
+        self.usages: list[Usage] = []               # of the requests that are done
 
     def put(self, number: int, event: Event) -> None:
         """Called by the engine thread. Wakes the reader only if the box was empty."""
@@ -67,7 +68,9 @@ class Mailbox:
             taken, self.waiting = self.waiting, []
             self.last.clear()
             self.arrived.clear()
-        self.open_requests -= sum(isinstance(event, Done) for _, event in taken)
+        done = [event.usage for _, event in taken if isinstance(event, Done)]
+        self.open_requests -= len(done)
+        self.usages += done
         return taken
 
     def close(self) -> None:
@@ -92,6 +95,11 @@ class Run:
     def open(self) -> bool:
         """Is a Done still to come?"""
         return self.mailbox.open_requests > 0
+
+    @property
+    def usages(self) -> list[Usage]:
+        """Of the requests whose Done was taken."""
+        return self.mailbox.usages
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """Every (number of the request, event), to the last Done."""

@@ -1,21 +1,30 @@
-"""/v1/chat/completions: messages in, a thought and an answer out.
+"""/v1/chat/completions: messages in; a thought, an answer and tool calls out.
 
-A body becomes one GenerateRequest; the engine's events become `Piece`s (reply.py); pieces become chunks of a stream or
-one whole answer. Stop strings count from the answer on, so that they cannot cut a thought. Tool calls that the model
-writes are part of the text. Proven by tests/test_chat.py (a scripted engine) and tests/test_server_openai.py.
+A body becomes one Turn (turn.py); its Pieces become chunks of a stream or one whole answer:
+
+    delta {"role": "assistant", "content": ""}                              once a choice, first
+    delta {"reasoning_content": ...}   delta {"content": ...}               never both in one chunk
+    delta {"tool_calls": [{"index": 0, "id": ..., "function": {"name": ..., "arguments": ""}}]}      a call begins
+    delta {"tool_calls": [{"index": 0, "function": {"arguments": ...}}]}                             and grows
+    finish_reason "stop" | "length" | "tool_calls"
+
+The content is null when there are only calls. Proven by tests/test_chat.py and tests/test_tool_dialects.py (a scripted
+engine) and tests/test_server_openai.py.
 """
 import time
 import uuid
 from dataclasses import dataclass
 
 from ..errors import RequestError
-from ..request import Delta, Done, Event, Finish, GenerateRequest, Usage
-from .conversation import EFFORTS, conversation, template_variables, tool_list
+from ..request import Done, Event
+from .conversation import EFFORTS, Conversation, conversation, template_variables, tool_list
 from .fields import anything, boolean, integer, listing, mapping, one_of, optional, refuse, required
 from .logprobs import chat_logprobs
 from .options import Options
-from .reasoning import CLOSE, opens_thought
-from .reply import FINGERPRINT, Choice, Piece, usage_object
+from .reply import FINGERPRINT, DataFrames, usage_object
+from .toolevents import ArgumentsDelta, CallStart, Reasoning, Text
+from .toolevents import Event as Said
+from .turn import Piece, Turn
 
 CHUNK = "chat.completion.chunk"
 MAX_TOP = 20         # alternatives a token
@@ -26,6 +35,7 @@ class ChatBody(Options):
     messages: list = required(listing)
     tools: list | None = optional(tool_list)
     tool_choice: str | dict | None = optional(anything)
+    parallel_tool_calls: bool = optional(boolean, True)
     response_format: dict | None = optional(mapping)
     max_tokens: int | None = optional(integer(1))
     max_completion_tokens: int | None = optional(integer(1))
@@ -45,16 +55,12 @@ class ChatBody(Options):
             refuse("response_format.type", self.response_format["type"], "'text' (output cannot be constrained yet)",
                    "unsupported_value")
 
-    def prompt(self, chat_template) -> tuple[str, str]:
-        """The prompt in two parts: what the conversation's next prompt will begin with too, and the rest."""
+    def conversation(self) -> Conversation:
         variables = template_variables(self.chat_template_kwargs or {}, self.enable_thinking, self.reasoning_effort)
-        messages, tools = conversation(self.messages), self.tools or None
-        whole = chat_template.render(messages, tools, **variables)
-        stable = chat_template.render(messages, tools, **{**variables, "add_generation_prompt": False})
-        return (stable, whole[len(stable):]) if whole.startswith(stable) else ("", whole)
+        return Conversation(conversation(self.messages), self.tools or None, variables)
 
 
-class ChatReply:
+class ChatReply(DataFrames):
     """One chat request on its way: `requests` for the engine; then every event to `chunks`, or every event to `collect`
     and `whole` at the end. Both raise what `finish_reason` raises."""
 
@@ -63,67 +69,60 @@ class ChatReply:
 
     def __init__(self, body: ChatBody, engine, model: str):
         body.check()
-        stable, tail = body.prompt(engine.chat_template)
-        self.thinking = opens_thought(tail)
-        self.body, self.tokenizer = body, engine.tokenizer
+        self.body, self.tokenizer, self.notes = body, engine.tokenizer, []
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        prompt, stable_tokens = engine.tokenizer.encode_parts(stable, tail)
-        self.request = GenerateRequest(
-            id=f"chatcmpl-{uuid.uuid4().hex}", prompt=prompt, stable=stable_tokens,
-            sampling=body.sampling(engine.defaults), n=body.n, max_tokens=limit, stop=body.stop,
-            stop_after=CLOSE if self.thinking else "", stop_ids=body.stop_ids(engine.model_config.eos_token_id),
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+        self.turn = Turn(engine, f"chatcmpl-{uuid.uuid4().hex}", body.conversation(), body, body.tools,
+                         calls=body.tool_choice != "none", parallel=body.parallel_tool_calls, n=body.n, max_tokens=limit,
+                         stop=body.stop, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+        self.request = self.turn.request
         self.requests = [self.request]
-        self.choices = [Choice(i, self.thinking) for i in range(body.n)]
         self.pieces: list[list[Piece]] = [[] for _ in range(body.n)]
         self.begun: set[int] = set()        # choices that the stream has opened
-        self.usage = Usage()
         self.head = {"id": self.request.id, "created": int(time.time()), "model": model,
                      "system_fingerprint": FINGERPRINT}
 
-    def piece(self, event: Event) -> Piece | None:
-        """What an event adds to a choice, if it adds to one."""
-        if isinstance(event, (Delta, Finish)):
-            return self.choices[event.index].push(event)
-        if isinstance(event, Done):
-            self.usage = event.usage
-        return None
-
     def usage_so_far(self) -> dict:
-        thoughts = sum(choice.thought_count for choice in self.choices) if self.thinking else None
-        return usage_object(len(self.request.prompt), sum(choice.token_count for choice in self.choices),
-                            self.usage.cached_tokens, thoughts)
+        turn = self.turn
+        return usage_object(turn.prompt_count, turn.token_count, turn.usage.cached_tokens,
+                            turn.thought_count if turn.thinking else None)
 
-    def token_parts(self, pieces: list[Piece]) -> dict:
-        """What a choice says of its tokens, as far as the request asks: log-probabilities of those that have text, ids
-        of all."""
+    def extras(self) -> dict:
+        return self.turn.extras()
+
+    def token_parts(self, thought=None, answer=None, others=()) -> dict:
+        """What a choice says of its tokens, as far as the request asks: log-probabilities of thought and answer where
+        either is given, ids of all."""
         out = {"logprobs": None}
-        if self.body.logprobs:
-            thought = [token for p in pieces for token in p.thought_tokens]
-            answer = [token for p in pieces for token in p.tokens]
-            out["logprobs"] = chat_logprobs(thought, answer, self.tokenizer) if thought or answer else None
+        sides = thought or (), answer or ()
+        if self.body.logprobs and (thought is not None or answer is not None):
+            out["logprobs"] = chat_logprobs(*sides, self.tokenizer)
         if self.body.return_token_ids:
-            out["token_ids"] = [i for p in pieces for i in p.ids]
+            out["token_ids"] = [token.id for token in (*sides[0], *sides[1], *others)]
         return out
 
     # ---- the whole answer
 
     def collect(self, number: int, event: Event) -> None:
-        piece = self.piece(event)
+        piece = self.turn.piece(event)
         if piece is not None:
             self.pieces[piece.index].append(piece)
 
     def whole(self) -> dict:
         out = {**self.head, "object": "chat.completion", "choices": [self.choice(p) for p in self.pieces],
                "usage": self.usage_so_far()}
-        return out | self.prompt_ids()
+        return out | self.prompt_ids() | self.extras()
 
     def choice(self, pieces: list[Piece]) -> dict:
-        message = {"role": "assistant", "content": "".join(p.text for p in pieces)}
-        if self.thinking:
+        text, calls = "".join(p.text for p in pieces), whole_calls([part for p in pieces for part in p.calls])
+        message = {"role": "assistant", "content": text or (None if calls else "")}
+        if self.turn.thinking:
             message["reasoning_content"] = "".join(p.thought for p in pieces)
-        return {"index": pieces[0].index, "message": message, **self.token_parts(pieces),
-                "finish_reason": pieces[-1].finish}
+        if calls:
+            message["tool_calls"] = calls
+        tokens = self.token_parts([token for p in pieces for token in p.thought_tokens],
+                                  [token for p in pieces for token in p.tokens],
+                                  [token for p in pieces for token in p.call_tokens + p.silent])
+        return {"index": pieces[0].index, "message": message, **tokens, "finish_reason": pieces[-1].finish}
 
     def prompt_ids(self) -> dict:
         return {"prompt_token_ids": self.request.prompt.tolist()} if self.body.return_token_ids else {}
@@ -131,36 +130,70 @@ class ChatReply:
     # ---- the stream
 
     def chunks(self, number: int, event: Event) -> list[dict]:
-        piece = self.piece(event)
+        piece = self.turn.piece(event)
         if piece is not None:
             return self.piece_chunks(piece)
         if isinstance(event, Done) and self.body.streaming.include_usage:
-            return [{**self.head, "object": CHUNK, "choices": [], "usage": self.usage_so_far()}]
+            return [{**self.head, "object": CHUNK, "choices": [], "usage": self.usage_so_far(), **self.extras()}]
         return []
 
     def piece_chunks(self, piece: Piece) -> list[dict]:
-        """The role first, then thought and answer apart: some clients read only one of the two from a chunk."""
+        """The role first, then each part apart: some clients read only one key of a delta. Tokens go with the first part
+        of their side, or into a chunk of their own."""
         out = []
-        thought = Piece(piece.index, thought_tokens=piece.thought_tokens)
-        answer = Piece(piece.index, tokens=piece.tokens)
-        tokens_wanted = self.body.logprobs or self.body.return_token_ids
         if piece.index not in self.begun:
             self.begun.add(piece.index)
-            out.append(self.chunk(Piece(piece.index), {"role": "assistant", "content": ""}) | self.prompt_ids())
-        if piece.thought or (piece.thought_tokens and tokens_wanted):
-            out.append(self.chunk(thought, {"reasoning_content": piece.thought} if piece.thought else {}))
-        if piece.text or (piece.tokens and tokens_wanted):
-            out.append(self.chunk(answer, {"content": piece.text} if piece.text else {}))
+            out.append(self.chunk(piece.index, {"role": "assistant", "content": ""}) | self.prompt_ids())
+        thought, answer, rest = sections(piece.said)
+        for side, parts, tokens in (("thought", thought, piece.thought_tokens), ("answer", answer, piece.tokens),
+                                    ("others", rest, piece.call_tokens)):
+            alone = tokens and (self.body.logprobs or self.body.return_token_ids)
+            for said in [d for d in map(delta, parts) if d] or ([{}] if alone else []):
+                out.append(self.chunk(piece.index, said, **({side: tokens} if tokens else {})))
+                tokens = ()
         if piece.finish:
-            out.append(self.chunk(Piece(piece.index, silent=piece.silent), {}, piece.finish))
+            out.append(self.chunk(piece.index, {}, piece.finish, others=piece.silent))
         return out
 
-    def chunk(self, piece: Piece, delta: dict, finish: str | None = None) -> dict:
-        """A chunk that says `delta`, and of tokens what `piece` holds."""
+    def chunk(self, index: int, said: dict, finish: str | None = None, **tokens) -> dict:
+        """A chunk of one choice that says `said`, and of tokens what `token_parts` makes of the rest."""
         out = {**self.head, "object": CHUNK, "choices": [
-            {"index": piece.index, "delta": delta, **self.token_parts([piece]), "finish_reason": finish}]}
+            {"index": index, "delta": said, **self.token_parts(**tokens), "finish_reason": finish}]}
         if self.body.streaming.continuous_usage_stats:
             out["usage"] = self.usage_so_far()
         elif self.body.streaming.include_usage:
             out["usage"] = None
         return out
+
+
+def sections(said: tuple[Said, ...]) -> tuple[list, list, list]:
+    """Thought, text before the first part of a call, and what follows."""
+    at = next((i for i, part in enumerate(said) if not isinstance(part, (Reasoning, Text))), len(said))
+    head, rest = said[:at], said[at:]
+    return [p for p in head if isinstance(p, Reasoning)], [p for p in head if isinstance(p, Text)], list(rest)
+
+
+def delta(part: Said) -> dict | None:
+    """What a chunk says of one part; None of a call's end, which has no sign of its own."""
+    if isinstance(part, Reasoning):
+        return {"reasoning_content": part.text}
+    if isinstance(part, Text):
+        return {"content": part.text}
+    if isinstance(part, CallStart):
+        return {"tool_calls": [{"index": part.index, **call_object(part, "")}]}
+    if isinstance(part, ArgumentsDelta):
+        return {"tool_calls": [{"index": part.index, "function": {"arguments": part.fragment}}]}
+    return None
+
+
+def call_object(start: CallStart, arguments: str) -> dict:
+    return {"id": start.id, "type": "function", "function": {"name": start.name, "arguments": arguments}}
+
+
+def whole_calls(parts: list[Said]) -> list[dict]:
+    """message.tool_calls"""
+    fragments: dict[int, list[str]] = {part.index: [] for part in parts}
+    for part in parts:
+        if isinstance(part, ArgumentsDelta):
+            fragments[part.index].append(part.fragment)
+    return [call_object(part, "".join(fragments[part.index])) for part in parts if isinstance(part, CallStart)]

@@ -19,7 +19,7 @@ from ..request import Delta, Done, Event, Finish, GenerateRequest, PromptScored,
 from .fields import anything, boolean, integer, optional, refuse, required, string, token_ids
 from .logprobs import join_legacy, legacy_logprobs
 from .options import Options
-from .reply import FINGERPRINT, add_usage, finish_reason, usage_object
+from .reply import FINGERPRINT, DataFrames, add_usage, finish_reason, timings, usage_object
 
 MAX_PROMPTS = 256
 MAX_TOP = 20        # alternatives a token
@@ -90,7 +90,7 @@ class Part:
     first: bool = False
 
 
-class CompletionReply:
+class CompletionReply(DataFrames):
     """One completions request on its way: `requests` for the engine; then every event to `chunks`, or every event to
     `collect` and `whole` at the end. Both raise what `finish_reason` raises."""
 
@@ -99,7 +99,7 @@ class CompletionReply:
 
     def __init__(self, body: CompletionBody, engine, model: str):
         body.check()
-        self.body, self.tokenizer = body, engine.tokenizer
+        self.body, self.tokenizer, self.notes = body, engine.tokenizer, []
         self.prompts = prompts(body.prompt, engine.tokenizer)
         name = f"cmpl-{uuid.uuid4().hex}"
         rules = dict(sampling=body.sampling(engine.defaults), n=body.n, max_tokens=body.max_tokens, stop=body.stop,
@@ -136,6 +136,9 @@ class CompletionReply:
         total = reduce(add_usage, self.done, Usage())
         return usage_object(sum(len(p.ids) for p in self.prompts), self.generated, total.cached_tokens)
 
+    def extras(self) -> dict:
+        return {"x_qwentin": timings(reduce(add_usage, self.done, Usage()))}
+
     def choice(self, parts: list[Part]) -> dict:
         """A choice made of some of its parts: one in a stream, all of them in a whole answer."""
         index = parts[0].index
@@ -158,14 +161,16 @@ class CompletionReply:
             self.parts[part.index].append(part)
 
     def whole(self) -> dict:
-        return {**self.head, "choices": [self.choice(parts) for parts in self.parts], "usage": self.usage()}
+        return {**self.head, "choices": [self.choice(parts) for parts in self.parts], "usage": self.usage(),
+                **self.extras()}
 
     def chunks(self, number: int, event: Event) -> list[dict]:
         part = self.part(number, event)
         streaming = self.body.streaming
         if part is None:
             last = isinstance(event, Done) and len(self.done) == len(self.requests)
-            return [{**self.head, "choices": [], "usage": self.usage()}] if last and streaming.include_usage else []
+            final = {**self.head, "choices": [], "usage": self.usage(), **self.extras()}
+            return [final] if last and streaming.include_usage else []
         tokens_wanted = self.body.logprobs is not None or self.body.return_token_ids
         if not (part.text or part.finish or (tokens_wanted and part.tokens)):
             return []

@@ -2,7 +2,8 @@
 
 Clients send more shapes than templates take; each is brought to one:
 
-    content         a string, null, or a list of parts   -> a string (text parts joined; images and audio are refused)
+    content         a string, null, or a list of parts   -> a string (text parts joined; images and audio are refused, but
+                    noted in brackets inside a tool's result: refusing one would end an agent's session for good)
     developer       is system
     system          the leading ones become one system message. A later one cannot stay where it is (the stock template
                     raises, merging it forward would change the prompt's beginning and lose the cached prefix): after a
@@ -16,7 +17,9 @@ Thinking, first rule that applies: chat_template_kwargs.enable_thinking; enable_
 off, anything else on); the template's own default. Proven by tests/test_chat.py.
 """
 import json
+from dataclasses import dataclass
 
+from ..chat_template import ChatTemplate
 from ..errors import RequestError
 from .fields import boolean, listing, mapping, refuse, string, whole_characters
 
@@ -25,7 +28,22 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 # OpenAI's words for effort -> the template's (Qwen3.8 knows low, medium and xhigh)
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", "xhigh": "xhigh", "max": "xhigh"}
+NO_TEXT = "not shown, this model reads text only"
 RESERVED = ("messages", "tools", "self")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a chat template renders: messages, the declared tools as it prints them, and its variables."""
+    messages: list[dict]
+    tools: list[dict] | None
+    variables: dict
+
+    def render(self, chat_template: ChatTemplate) -> tuple[str, str]:
+        """The prompt in two parts: what the conversation's next prompt will begin with too, and the rest."""
+        whole = chat_template.render(self.messages, self.tools, **self.variables)
+        stable = chat_template.render(self.messages, self.tools, **{**self.variables, "add_generation_prompt": False})
+        return (stable, whole[len(stable):]) if whole.startswith(stable) else ("", whole)
 
 
 def conversation(messages: list) -> list[dict]:
@@ -42,7 +60,7 @@ def message(name: str, given) -> dict:
     if role is None:
         raise RequestError(f"{name}.role is {json.dumps(given.get('role'))[:40]}; one of {', '.join(ROLES)} was wanted.",
                            f"{name}.role")
-    out = {"role": role, "content": text_of(f"{name}.content", given.get("content"))}
+    out = {"role": role, "content": text_of(f"{name}.content", given.get("content"), strict=role != "tool")}
     if role == "assistant":
         thought = given.get("reasoning_content")
         thought = given.get("reasoning") if thought is None else thought
@@ -54,8 +72,8 @@ def message(name: str, given) -> dict:
     return out
 
 
-def text_of(name: str, content) -> str:
-    """Content as one string; null is the empty one."""
+def text_of(name: str, content, strict: bool = True) -> str:
+    """Content as one string; null is the empty one. What is no text is refused, or noted if not `strict`."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -68,6 +86,9 @@ def text_of(name: str, content) -> str:
         here = f"{name}[{i}]"
         kind = mapping(here, part).get("type", "text")
         if not isinstance(kind, str) or kind not in TEXT_PARTS:
+            if not strict:
+                texts.append(f"[{str(kind)[:40]}: {NO_TEXT}]")
+                continue
             raise RequestError(f"{here} is a part of type {json.dumps(kind)[:40]}; this model reads text parts only.", here,
                                "unsupported_content")
         texts.append(string(f"{here}.{TEXT_PARTS[kind]}", part.get(TEXT_PARTS[kind], "")))
@@ -94,7 +115,7 @@ def add_calls(name: str, given: dict, out: dict) -> None:
             text = f"<tool_call>\n<function={called}>\n{raw}\n</function>\n</tool_call>"
             out["content"] = f"{out['content']}\n\n{text}" if out["content"] else text
     if kept:
-        out["tool_calls"] = kept
+        out["tool_calls"] = out.get("tool_calls", []) + kept
 
 
 def as_mapping(arguments) -> dict | None:
@@ -157,3 +178,9 @@ def tool_list(name: str, value) -> list[dict]:
                                "unsupported_tool")
         string(f"{here}.function.name", mapping(f"{here}.function", tool.get("function")).get("name"))
     return value
+
+
+def function_tool(name: str, description, parameters) -> dict:
+    """A tool in the form that templates print, from a dialect that writes it flat."""
+    said = {"name": name} | ({"description": description} if isinstance(description, str) else {})
+    return {"type": "function", "function": {**said, "parameters": parameters if isinstance(parameters, dict) else {}}}

@@ -1,7 +1,7 @@
-"""The options of a generation that every OpenAI dialect shares, and what the engine makes of them.
+"""The options of a generation that dialects share, and what the engine makes of them.
 
-Not given means the checkpoint's generation_config (sampling) or the rest of the context (length).
-Proven by tests/test_chat.py and tests/test_completions.py.
+Not given means the checkpoint's generation_config (sampling) or the rest of the context (length). Every dialect takes
+`Sampling`; the two older OpenAI routes take `Options`. Proven by tests/test_chat.py and tests/test_completions.py.
 """
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequ
 
 
 @dataclass(frozen=True)
-class Options:
+class Sampling:
     model: str | None = optional(string)            # any name is served
     temperature: float | None = optional(number)
     top_p: float | None = optional(number)
@@ -25,13 +25,9 @@ class Options:
     repetition_penalty: float | None = optional(number)
     logit_bias: tuple | None = optional(biases)
     seed: int | None = optional(integer())
-    n: int = optional(integer(1, MAX_CHOICES), 1)
-    stop: tuple[str, ...] = optional(stops, ())
     stop_token_ids: tuple[int, ...] = optional(token_ids, ())
     ignore_eos: bool = optional(boolean, False)
     stream: bool = optional(boolean, False)
-    stream_options: StreamOptions | None = optional(stream_options)
-    return_token_ids: bool = optional(boolean, False)   # an extension: ids beside the text
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The checkpoint's defaults with what this request says."""
@@ -41,6 +37,14 @@ class Options:
     def stop_ids(self, checkpoint: tuple[int, ...]) -> frozenset[int]:
         """Ids that end a choice: the checkpoint's (unless ignore_eos) and the request's own."""
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(checkpoint))
+
+
+@dataclass(frozen=True)
+class Options(Sampling):
+    n: int = optional(integer(1, MAX_CHOICES), 1)
+    stop: tuple[str, ...] = optional(stops, ())
+    stream_options: StreamOptions | None = optional(stream_options)
+    return_token_ids: bool = optional(boolean, False)   # an extension: ids beside the text
 
     @property
     def streaming(self) -> StreamOptions:

@@ -1,17 +1,21 @@
-"""What went wrong, as HTTP: one table from exception to status, and OpenAI's error object around the sentence.
+"""What went wrong, as HTTP: one table from exception to status, and the dialect's error object around the sentence.
 
-    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+    OpenAI      {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+    Anthropic   {"type": "error", "error": {"type": ..., "message": ...}}       on every route under /v1/messages
 
-Proven by tests/test_server_openai.py (each refusal from a real server) and tests/test_stream.py.
+Proven by tests/test_server_openai.py (each refusal from a real server), tests/test_stream.py and tests/test_messages.py.
 """
 import logging
 
 from aiohttp import web
 
-from ..errors import EngineStopped, QueueFull, QwentinError, RequestError
-from .reply import Failed
+from ..errors import ContextOverflow, EngineStopped, QueueFull, QwentinError, RequestError
 
 log = logging.getLogger("qwentin.server")
+
+
+class Failed(QwentinError):
+    """The engine ended a request with an error of its own."""
 
 
 class Loading(QwentinError):
@@ -25,14 +29,15 @@ class BadKey(QwentinError):
     """The request carries no API key, or the wrong one."""
 
     def __init__(self):
-        super().__init__("A valid API key is required: send the header 'Authorization: Bearer KEY'.")
+        super().__init__("A valid API key is required: send the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
 
 
-class UnknownModel(QwentinError):
-    """GET /v1/models/{id} of a model that is not served."""
+class NotFound(QwentinError):
+    """Something that is asked for by its name and is not here."""
 
-    def __init__(self, asked: str, served: str):
-        super().__init__(f"The model {asked!r} does not exist; this server serves {served!r}.")
+    def __init__(self, message: str, code: str):
+        super().__init__(message)
+        self.code = code
 
 
 # exception, status, error type, code (None: the exception's own), seconds to wait before a retry (None: do not retry)
@@ -42,9 +47,13 @@ TABLE = (
     (EngineStopped, 503, "server_error", "server_stopping", 5),
     (Loading, 503, "server_error", "model_loading", 1),
     (BadKey, 401, "authentication_error", "invalid_api_key", None),
-    (UnknownModel, 404, "invalid_request_error", "model_not_found", None),
+    (NotFound, 404, "invalid_request_error", None, None),
     (Failed, 500, "server_error", "generation_failed", None),
 )
+# Anthropic's error types by status; every other one is an api_error
+ANTHROPIC_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
+                   405: "invalid_request_error", 408: "invalid_request_error", 413: "request_too_large",
+                   503: "overloaded_error"}
 
 
 def error_object(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict:
@@ -69,6 +78,33 @@ def describe(error: Exception) -> tuple[int, dict, dict]:
                                  code="internal_error")
 
 
+def status_of(error: Exception) -> int:
+    """The status that `describe` gives, nothing logged."""
+    if isinstance(error, RecursionError):
+        return 400
+    if isinstance(error, web.HTTPException):
+        return error.status
+    return next((status for kind, status, *_ in TABLE if isinstance(error, kind)), 500)
+
+
+def describe_for_anthropic(error: Exception) -> tuple[int, dict, dict]:
+    """The same in the shape of /v1/messages. An overflow is worded as agents look for it before they compact."""
+    status, headers, body = describe(error)
+    message = body["error"]["message"]
+    if isinstance(error, ContextOverflow):
+        message = overflow_for_anthropic(error)
+    return status, headers, {"type": "error",
+                             "error": {"type": ANTHROPIC_TYPES.get(status, "api_error"), "message": message}}
+
+
+def overflow_for_anthropic(error: ContextOverflow) -> str:
+    longest = error.context - 1         # of a prompt: one token at least is to be generated
+    if error.prompt > longest:
+        return f"prompt is too long: {error.prompt} tokens > {longest} maximum"
+    return (f"input length and `max_tokens` exceed context limit: {error.prompt} + {error.limit} > {error.context}, "
+            "decrease input length or `max_tokens` and try again")
+
+
 def kept_headers(error: web.HTTPException) -> dict:
     return {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
 
@@ -88,9 +124,10 @@ def describe_http(error: web.HTTPException) -> dict:
 
 @web.middleware
 async def refuse_in_json(request: web.Request, handler):
-    """Turn whatever a handler raises into an answer of OpenAI's shape."""
+    """Turn whatever a handler raises into an answer of the route's dialect."""
     try:
         return await handler(request)
     except Exception as error:      # CancelledError (the client left) is no Exception and passes through
-        status, headers, body = describe(error)
+        anthropic = request.path.startswith("/v1/messages")
+        status, headers, body = describe_for_anthropic(error) if anthropic else describe(error)
         return web.json_response(body, status=status, headers=headers)

@@ -1,15 +1,13 @@
-"""The engine's events as pieces of a reply: text split into thought and answer, tokens sorted to the side they belong to.
+"""What all dialects have in common: what a reply is to the routes, how a choice ends, what a request counted.
 
-Every dialect that splits text reads these pieces, streamed or not, so the two modes cannot disagree. `Reply` is what all
-dialects have in common. Proven by tests/test_chat.py.
+Proven by tests/test_chat.py and tests/test_completions.py.
 """
-from dataclasses import dataclass
 from typing import Protocol
 
 from .. import __version__
-from ..errors import EngineStopped, QwentinError
-from ..request import Delta, Event, Finish, GenerateRequest, Token, Usage
-from .reasoning import ReasoningSplitter
+from ..errors import EngineStopped
+from ..request import Event, Finish, GenerateRequest, Usage
+from .refusals import Failed, describe
 
 FINGERPRINT = f"qwentin-{__version__}"
 
@@ -22,11 +20,23 @@ class Reply(Protocol):
     """
     body_type: type                     # the dataclass that fields.read makes of a body; has `stream`
     prompt_field: str                   # the field to name when the prompt is too long
+    named_frames: bool                  # an event's name stands before its data, and no [DONE] behind the last
+    overflow_in_stream: bool            # a stream answers a prompt that is too long with 200 and `failed`
     body: object
     requests: list[GenerateRequest]
+    notes: list[str]                    # what of the request was left out, for the log
 
     def __init__(self, body, engine, model: str):
         """Render and tokenise. Raises RequestError; slow for long prompts, so it runs in a worker thread."""
+
+    def opening(self) -> list[dict]:
+        """The chunks that go out before anything was generated."""
+
+    def alive(self) -> dict | None:
+        """A chunk that says nothing but that the request lives; None: a comment does."""
+
+    def failed(self, error: Exception) -> dict:
+        """The chunk that ends a stream which failed."""
 
     def chunks(self, number: int, event: Event) -> list[dict]:
         """What this event adds to the stream."""
@@ -37,51 +47,22 @@ class Reply(Protocol):
     def whole(self) -> dict:
         """The answer, once every event was collected."""
 
-
-class Failed(QwentinError):
-    """The engine ended a request with an error of its own."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one event adds to one choice. A token comes with the text that completes it, or later; `silent` ones have no
-    text in the reply at all: the stop id, and what a stop string cut off."""
-    index: int
-    thought: str = ""
-    text: str = ""
-    thought_tokens: tuple[Token, ...] = ()
-    tokens: tuple[Token, ...] = ()
-    silent: tuple[Token, ...] = ()
-    finish: str | None = None
-
-    @property
-    def ids(self) -> list[int]:
-        return [token.id for token in (*self.thought_tokens, *self.tokens, *self.silent)]
+    def extras(self) -> dict:
+        """{"x_qwentin": ...} as the answer has it, for the log."""
 
 
-class Choice:
-    """One choice while it grows."""
+class DataFrames:
+    """The frames of the older OpenAI routes: bare data, comments to show life, [DONE] at the end."""
+    named_frames = overflow_in_stream = False
 
-    def __init__(self, index: int, thinking: bool):
-        self.index = index
-        self.splitter = ReasoningSplitter(thinking)
-        self.unsorted: list[Token] = []     # tokens whose text has not come yet
-        self.thought_count = self.token_count = 0
+    def opening(self) -> list[dict]:
+        return []
 
-    def push(self, event: Delta | Finish) -> Piece:
-        """The piece that an event of this choice makes. Raises what `finish_reason` raises."""
-        if isinstance(event, Finish):
-            silent, self.unsorted = tuple(self.unsorted), []
-            return Piece(self.index, self.splitter.finish(), silent=silent, finish=finish_reason(event))
-        thought, text = self.splitter.push(event.text)
-        self.unsorted.extend(event.tokens)
-        self.token_count += len(event.tokens)
-        sides = [self.splitter.is_thought(token.offset) for token in self.unsorted]
-        thoughts = tuple(t for t, side in zip(self.unsorted, sides) if side is True)
-        tokens = tuple(t for t, side in zip(self.unsorted, sides) if side is False)
-        self.unsorted = [t for t, side in zip(self.unsorted, sides) if side is None]
-        self.thought_count += len(thoughts)
-        return Piece(self.index, thought, text, thoughts, tokens)
+    def alive(self) -> None:
+        return None
+
+    def failed(self, error: Exception) -> dict:
+        return describe(error)[2]
 
 
 def finish_reason(event: Finish) -> str:
@@ -100,6 +81,12 @@ def usage_object(prompt: int, completion: int, cached: int = 0, thought: int | N
     if thought is not None:
         out["completion_tokens_details"] = {"reasoning_tokens": thought}
     return out
+
+
+def timings(usage: Usage) -> dict:
+    """Counts and seconds of the engine, for `x_qwentin`."""
+    return {"cached_tokens": usage.cached_tokens, "queue_s": round(usage.queue_s, 4),
+            "prefill_s": round(usage.prefill_s, 4), "decode_s": round(usage.decode_s, 4)}
 
 
 def add_usage(a: Usage, b: Usage) -> Usage:
