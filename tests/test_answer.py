@@ -37,11 +37,13 @@ def test_T16_a_call_ends_a_thought_that_nothing_closes(first, last):
     assert answered(first + CALL + "\n" + OTHER + last) == [*before, LS, WEATHER]
     assert answered(first + CALL + "\nDone." + last) == [*before, LS, "\nDone." + last]
     assert answered(first + CALL.removesuffix("\n</tool_call>") + last) == [*before, LS]
+    assert answered(first + '<tool_call>\n{"name": "list_tasks"}\n</tool_call>' + last) == [*before, ("list_tasks", {})]
 
 
 @pytest.mark.parametrize("text", [
     "I need it.\n" + call("unknown", city="Oslo"), "I need it.\n" + CALL[:-40], "In code:\n```\n" + CALL + "\n```",
     "The tag `<tool_call>` opens it.", "I need it. <tool_call>", "<tool_call>\n<function=bash>",
+    "<parameter=command>\nls\n</parameter>\n</function>", '{"name":\n{"command": "ls"}}',
 ])
 def test_T16_anything_less_than_a_call_is_thought(text):
     assert answered(text) == [thought(text.strip())]

@@ -270,6 +270,12 @@ def test_values_keep_tags(content):
     assert parsed(WRITE + content + CLOSED + "\nDone.") == [("write", {"file_path": "a.py", "content": content}), "\nDone."]
 
 
+def test_names_that_only_the_declaration_knows():
+    tools = [declare("f.g:h/i", {"a b": STRING, "x=y": STRING, "é": {"type": "integer"}, 'q"': STRING})]
+    given = {"a b": "1", "x=y": "2", "é": 3, 'q"': "4"}
+    assert parsed(call("f.g:h/i", **given), tools) == [("f.g:h/i", given)]
+
+
 # ---- declared tools only
 
 @pytest.mark.parametrize("text", [
@@ -339,6 +345,8 @@ def test_json_form_keeps_what_stands_beside_the_arguments():
 def test_json_arguments_inside_a_function():
     assert parsed('<tool_call>\n<function=bash>\n{"command": "ls"}\n</function>\n</tool_call>') == [LS]
     assert parsed('<tool_call>\n<function=bash>\n{"command": "ls"}}\n</function>\n</tool_call>ok') == [LS, "ok"]
+    assert parsed('<tool_call>\n<function=bash>\n{"name": "bash", "arguments": {"command": "ls"}}\n</function>') == [LS]
+    assert parsed('<function=bash>{"command": "ls"</parameter>{"command": "x"}') == [LS, '{"command": "x"}']
 
 
 # ---- streaming: nothing waits longer than it must

@@ -132,3 +132,12 @@ def test_T20_a_tie_is_text():
 ])
 def test_T20_what_is_no_call(text):
     assert "".join(parsed(text)) == text
+
+
+@pytest.mark.parametrize("text", [
+    "<tool_call>\n<parameter=where>\n", "<tool_call>\n{\"where\": \"x", "{\"name\": {\"where\": \"x", PARAMETERS + "and ",
+    "<tool_call>\n<tool_name>\n<parameter=content>\nx",
+])
+def test_T20_what_was_held_in_vain_hides_no_call_behind_it(text):
+    *shown, last = parsed(f"{text}\n\n{call('read', file_path='/a.ts')}")
+    assert "".join(shown) == text + "\n\n" and last == READ

@@ -30,7 +30,7 @@ class AnswerParser:
         self.new_id = new_id
         self.splitter = ReasoningSplitter(thinking)
         self.answer = ToolCallParser(self.tools, new_id, parallel)
-        self.draft = ToolCallParser(self.tools, str, parallel)      # reads the thought, for calls in it
+        self.draft = ToolCallParser(self.tools, str, parallel, guess=False)      # reads the thought, for calls in it
         self.drafted: list[Event] = []      # what it found, calls without identifiers
         self.thinking = thinking
         self.start = None if thinking else 0    # where the answer starts, in characters of the completion

@@ -58,12 +58,14 @@ class ToolCallParser:
 
     tools       the declared tools, a Toolbox or a list of declarations; with none, all is text
     parallel    False keeps the first call only; the text of further ones goes to `dropped`
+    guess       False: no call without its tool's name or the form's tag (thoughts are full of half-written ones)
     began       where the first call begins, in characters of the input; None before one began
     """
 
-    def __init__(self, tools: Toolbox | list[dict] | None, new_id: Callable[[], str] = new_call_id, parallel: bool = True):
+    def __init__(self, tools: Toolbox | list[dict] | None, new_id: Callable[[], str] = new_call_id, parallel: bool = True,
+                 guess: bool = True):
         self.tools = tools if isinstance(tools, Toolbox) else Toolbox(tools)
-        self.new_id, self.parallel = new_id, parallel
+        self.new_id, self.parallel, self.guess = new_id, parallel, guess
         self.starts = {"<", "{", *(name[0] for name in self.tools.tools)}
         self.buffer, self.at, self.passed, self.ended = "", 0, 0, False
         self.events: list[Event] = []
@@ -75,6 +77,7 @@ class ToolCallParser:
         self.quiet = True               # nothing but white space since the beginning or the last call
         self.blank: list[str] = []      # that white space
         self.dropped: list[str] = []
+        self.refused = 0                # nothing that begins before this place, in characters of the input, is held
 
     @property
     def settled(self) -> int:
@@ -144,8 +147,8 @@ class ToolCallParser:
             return False
         if not wrapper and not self.code.line_start and not opens_form(r.here()):
             return False
-        found = head(r, self.tools, self.wrapped)
-        if found is None:
+        found = head(r, self.tools, self.wrapped and self.quiet)
+        if found is None or self.refuses(found, wrapper):
             return False
         raw = self.buffer[self.at:found.end]
         self.call = self.open(found, wrapper or self.wrapped)
@@ -155,6 +158,12 @@ class ToolCallParser:
         elif self.call.fate != CALLED:
             self.call.raw.append(raw)
         return True
+
+    def refuses(self, found: Head, wrapper: bool) -> bool:
+        """Is it too weak a sign of a call, here, to hold the text back?"""
+        if found.name is not None:
+            return False
+        return self.passed + self.at < self.refused or not self.guess and not (wrapper and found.form == OBJECT)
 
     def outside_inline(self, wrapper: bool) -> bool:
         """Does this place stand outside inline code? Before a wrapper, a run that no other closes in its line opens none."""
@@ -235,8 +244,7 @@ class ToolCallParser:
     def end(self, call: OpenCall) -> None:
         arguments = self.understood(call) if call.fate == HELD else getattr(call.body, "arguments", None)
         if call.fate in (HELD, SHOWN):
-            self.say("".join(call.raw))
-            self.wrapped = False            # closing tags from here on are text as well
+            self.show(call)
             return
         extra = "".join(call.body.extra)
         if call.fate == DROPPED:
@@ -252,6 +260,16 @@ class ToolCallParser:
         if extra:
             self.say(extra)
 
+    def show(self, call: OpenCall) -> None:
+        """It is text. What was held to no clear end is read once more, for calls that say what they are."""
+        raw = "".join(call.raw)
+        self.wrapped = False                # closing tags from here on are text as well
+        if call.fate == HELD and not (call.body.complete and clean(call.body)):
+            self.refused = call.start + len(raw)
+            self.buffer, self.passed, self.at = raw + self.buffer[self.at:], call.start, 1
+            raw = raw[:1]
+        self.say(raw)
+
     def understood(self, call: OpenCall) -> Arguments | None:
         """Arguments of a held call, committed if it is one."""
         body = call.body
@@ -263,10 +281,15 @@ class ToolCallParser:
             arguments.whole(found[1])
         else:
             tool = self.tools.infer(key for key, _ in body.arguments.pairs)
-            doubtful = any("</parameter>" in "".join(pieces) for _, pieces in body.arguments.pairs)
-            if tool is None or body.extra or doubtful or not body.complete:
+            if tool is None or not body.complete or not clean(body):
                 return None
             arguments = Arguments(tool)
             body.arguments.to(arguments)
         self.commit(call, arguments.tool)
         return arguments
+
+
+def clean(body: XmlBody | ObjectBody) -> bool:
+    """Nothing in a held call looks as if it had been read wrongly: no text between parameters, no tags in them."""
+    return isinstance(body, ObjectBody) or not body.extra and not any(
+        "</parameter>" in "".join(pieces) for _, pieces in body.arguments.pairs)

@@ -17,7 +17,7 @@ import re
 
 from .lookahead import Lookahead, More
 from .toolarguments import Arguments, Pairs
-from .toolhead import MALFORMED, function, opens_call, parameter
+from .toolhead import JSON, MALFORMED, NAME, function, json_head, opens_call, parameter
 from .tooljson import SPACES, JsonRepair
 from .toolschema import Toolbox
 
@@ -77,9 +77,8 @@ class XmlBody:
             self.finish(False)
         elif c == "<":
             self.tag(r)
-        elif c == "{" and isinstance(self.arguments, Arguments) and not self.arguments.keys \
-                and not self.arguments.tool.freeform and not self.extra:
-            self.json, self.state = JsonRepair(), self.object
+        elif c == "{" and self.empty:
+            self.begin_object(r)
         else:
             self.junk(r)
 
@@ -91,6 +90,8 @@ class XmlBody:
             self.finish(True)
         else:
             key = parameter(look := r.here())
+            if key == MALFORMED:
+                key = self.odd_key(look := r.here())
             if key is None:
                 self.junk(r)
             elif key == MALFORMED or self.json or self.arguments.has(key):
@@ -100,6 +101,11 @@ class XmlBody:
             else:
                 r.at = look.at
                 self.begin(key)
+
+    def odd_key(self, look: Lookahead) -> str:
+        """A declared parameter whose name only the declaration tells from a malformed tag: `a b`, `x=y`."""
+        keys = self.arguments.tool.properties if isinstance(self.arguments, Arguments) else ()
+        return next((key for key in keys if not NAME.fullmatch(key) and look.lit(f"<parameter={key}>")), MALFORMED)
 
     def opens_function(self, look: Lookahead) -> bool:
         """<parameter=F> directly before <parameter=k> is the next call, to F."""
@@ -148,8 +154,20 @@ class XmlBody:
             return key in self.arguments.tool.properties
         return any(key in tool.properties for tool in self.tools.tools.values())
 
-    def object(self, r: Lookahead) -> None:
-        """The arguments as JSON in place of parameters."""
+    @property
+    def empty(self) -> bool:
+        """Arguments may still come as one object."""
+        return isinstance(self.arguments, Arguments) and not (
+            self.json or self.extra or self.arguments.keys or self.arguments.tool.freeform)
+
+    def begin_object(self, r: Lookahead) -> None:
+        """The arguments as JSON in place of parameters; if the object names the tool once more, what it gives it."""
+        inner = json_head(r.here(), self.tools, False)
+        named = inner is not None and inner.form == JSON and inner.tool is self.arguments.tool
+        r.at = inner.end if named else r.at
+        self.json, self.state = JsonRepair(outer=named), self.in_object
+
+    def in_object(self, r: Lookahead) -> None:
         at = self.json.take(r.text, r.at, r.ended)
         self.arguments.out.append(self.json.drain())
         stuck, r.at = at == r.at, at
