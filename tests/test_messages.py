@@ -93,6 +93,13 @@ def test_stop_reasons(ending, limit, reason, stop):
     assert request.stop == ("END",) and request.max_tokens == limit
 
 
+def test_the_reply_names_the_model_as_the_request_did():
+    """Claude Code drops the thoughts of a reply that names another model from what it sends back."""
+    chunks, whole, _ = reply_to(pieces("a"), model="claude-opus-5")
+    assert whole["model"] == chunks[0]["message"]["model"] == "claude-opus-5"
+    assert reply_to(pieces("a"))[1]["model"] == "fake"
+
+
 def test_an_empty_answer_is_an_empty_list():
     assert reply_to([])[1]["content"] == []
 

@@ -10,7 +10,8 @@ Blocks come in the order the model wrote them. The whole answer is made of the s
 the prompt is read clients get ping events: they take comments for silence. input_tokens counts what was computed;
 what came from the cache is cache_read_input_tokens, known when the prompt was read, so message_delta has the last word.
 
-A thought's signature is a digest of its text: clients require one and send it back, nothing checks it.
+A thought's signature is a digest of its text: clients require one and send it back, nothing checks it. The reply names
+the model as the request did: Claude Code sends no thought back that came under another name.
 How history is read: messages_input.py. Proven by tests/test_messages.py and tests/test_tool_dialects.py.
 """
 import hashlib
@@ -94,7 +95,7 @@ class MessagesReply:
         if (body.thinking or {}).get("budget_tokens") is not None:
             self.notes.append("ignoring thinking.budget_tokens: thoughts have no budget yet")
         choice = body.tool_choice or {}
-        self.body, self.model = body, model
+        self.body, self.model = body, body.model or model
         self.turn = Turn(engine, f"msg_{uuid.uuid4().hex}", conversation, body, conversation.tools,
                          calls=choice.get("type") != "none",
                          parallel=not boolean("tool_choice.disable_parallel_tool_use",
