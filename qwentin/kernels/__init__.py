@@ -5,7 +5,7 @@ prints the table, and the tests and benchmarks of every name in ALL already exis
 """
 import importlib
 
-ALL = ("embed", "rmsnorm", "swiglu", "rope_append", "topk", "pack")
+ALL = ("embed", "rmsnorm", "swiglu", "rope_append", "topk", "pack", "attn_decode", "attn_combine")
 
 
 def module(name):

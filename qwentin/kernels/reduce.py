@@ -1,4 +1,4 @@
-"""Sums across a warp or a block, every thread getting the result. All 32 lanes, all warps, must take part."""
+"""Sums and maxima across a warp or a block, every thread getting the result. All 32 lanes, all warps, must take part."""
 from numba import cuda
 
 from . import ptx
@@ -25,3 +25,11 @@ def block_sum(x, warps):
         partial[ptx.thread_x() // 32] = x
     ptx.barrier()
     return warp_sum(partial[lane] if lane < warps else 0.0)
+
+
+@device
+def warp_max(x):
+    """The largest of a warp's 32 float32."""
+    for step in static_range(5):
+        x = ptx.maximum(x, ptx.shuffle_xor_f32(x, 16 >> step))
+    return x
