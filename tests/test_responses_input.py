@@ -97,7 +97,7 @@ def test_T1_arguments_that_are_no_json_do_not_end_the_session():
 def test_items_of_hosted_tools_are_noted():
     body = read(ResponsesBody, {"input": [HI, {"type": "web_search_call", "id": "ws", "status": "completed"}]})
     reply = ResponsesReply(body, FakeEngine([]), "m")
-    assert reply.notes == ['ignoring input items of type a string ("web_search_call")']
+    assert reply.notes == ["ignoring input items of type 'web_search_call'"]
 
 
 @pytest.mark.parametrize("item, param", [

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from ..errors import RequestError
 from .conversation import (EFFORTS, Conversation, add_calls, function_tool, message, place_systems, template_variables,
                            text_of)
-from .fields import listing, mapping, named, one_of, refuse, string
+from .fields import listing, mapping, one_of, refuse, string
 
 
 @dataclass(frozen=True)
@@ -79,26 +79,26 @@ def read_tools(tools: list | None) -> Tools:
 
 def conversation_of(body, tools: Tools) -> Conversation:
     """The conversation of a ResponsesBody. Raises RequestError naming the item. Adds to tools.notes what it left out."""
-    history = History(tools.notes)
+    found = Transcript(tools.notes)
     if body.instructions:
-        history.turns.append({"role": "system", "content": body.instructions})
+        found.turns.append({"role": "system", "content": body.instructions})
     if isinstance(body.input, str):
-        history.turns.append({"role": "user", "content": body.input})
+        found.turns.append({"role": "user", "content": body.input})
     elif isinstance(body.input, list):
         for i, item in enumerate(body.input):
-            history.add(f"input[{i}]", mapping(f"input[{i}]", item))
+            found.add(f"input[{i}]", mapping(f"input[{i}]", item))
     else:
         refuse("input", body.input, "a string or an array of items")
-    if not history.turns:
+    if not found.turns:
         raise RequestError("input is empty; at least one item was wanted.", "input")
     effort = (body.reasoning or {}).get("effort")
     if effort is not None:
         one_of("none", *EFFORTS)("reasoning.effort", effort)
     variables = template_variables(body.chat_template_kwargs or {}, body.enable_thinking, effort)
-    return Conversation(place_systems(history.turns), tools.printed or None, variables)
+    return Conversation(place_systems(found.turns), tools.printed or None, variables)
 
 
-class History:
+class Transcript:
     """Items in, turns out."""
 
     def __init__(self, notes: list[str]):
@@ -122,7 +122,7 @@ class History:
             raise RequestError(f"{here} refers to a stored item; nothing is stored here, send the item itself.", here,
                                "unsupported_value")
         else:
-            self.notes.append(f"ignoring input items of type {named(kind)[:60]}")
+            self.notes.append(f"ignoring input items of type {str(kind)[:60]!r}")
 
     def assistant(self) -> dict:
         """The assistant turn that the last item belongs to, or a new one."""
@@ -139,9 +139,10 @@ class History:
 
     def add_reasoning(self, here: str, item: dict) -> None:
         """A thought comes first in its turn: after anything else it begins the next one."""
-        texts = [string(f"{here}.{key}[{i}].text", mapping(f"{here}.{key}[{i}]", part).get("text"))
-                 for key in ("content", "summary") for i, part in enumerate(listing(f"{here}.{key}", item.get(key) or []))]
-        thought = "\n\n".join(texts[:len(item.get("content") or texts)])
+        place = f"{here}.content" if item.get("content") else f"{here}.summary"
+        parts = listing(place, item.get("content") or item.get("summary") or [])
+        thought = "\n\n".join(string(f"{place}[{i}].text", mapping(f"{place}[{i}]", part).get("text"))
+                              for i, part in enumerate(parts))
         turn = self.assistant()
         if turn["content"] or turn.get("tool_calls") or turn.get("reasoning_content"):
             turn = {"role": "assistant", "content": ""}
