@@ -5,7 +5,8 @@ prints the table, and the tests and benchmarks of every name in ALL already exis
 """
 import importlib
 
-ALL = ("embed", "rmsnorm", "swiglu", "rope_append", "topk", "pack", "attn_decode", "attn_combine")
+ALL = ("embed", "rmsnorm", "swiglu", "rope_append", "topk", "pack", "attn_decode", "attn_combine", "conv_split",
+       "delta_verify", "gated_norm")
 
 
 def module(name):
