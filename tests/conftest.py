@@ -1,4 +1,4 @@
-"""One real server process for the whole session: `python -m qwentin.server --port 0` with the embedded model."""
+"""One real server process a session and worker: `python -m qwentin.server --port 0` with the embedded model."""
 import signal
 import subprocess
 import sys
@@ -7,9 +7,12 @@ import time
 from dataclasses import dataclass
 
 import pytest
+from threadpoolctl import threadpool_limits
 
 from http_client import call
 
+# One BLAS thread a process: test processes run side by side, and threads that spin for each other slow all of them down.
+threadpool_limits(1, "blas")
 START_S = 120.0     # generous: the machine may be busy
 
 

@@ -92,7 +92,7 @@ def test_the_packed_directory_serves(tmp_path):
     prepare(nano.DIRECTORY, tmp_path / "done").run()
     texts = []
     for model in (nano.DIRECTORY, tmp_path / "done"):
-        engine = Engine.load(EngineConfig(model=str(model), max_seqs=1, kv_tokens=512, max_model_len=512))
+        engine = Engine.load(EngineConfig(threads=1, model=str(model), max_seqs=1, kv_tokens=512, max_model_len=512))
         engine.start()
         prompt = engine.chat_template.render([{"role": "user", "content": "Which number is bigger: 988 or 552?"}])
         events = queue.Queue()

@@ -44,7 +44,8 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def engine():
-    engine = Engine.load(EngineConfig(max_seqs=4, max_queue=4, prefill_chunk=16, max_model_len=512, kv_tokens=1024))
+    engine = Engine.load(EngineConfig(threads=1, max_seqs=4, max_queue=4, prefill_chunk=16, max_model_len=512,
+                                      kv_tokens=1024))
     engine.start()
     yield engine
     engine.stop()
@@ -272,7 +273,7 @@ def test_a_broken_reader_does_not_stop_the_others(engine, ask):
 
 
 def test_stop_finishes_then_cancels():
-    engine = Engine.load(EngineConfig(max_seqs=2))
+    engine = Engine.load(EngineConfig(threads=1, max_seqs=2))
     engine.start()
     short, endless = Reader(), Reader()
     ids = engine.tokenizer.encode(QUESTION)
@@ -291,7 +292,7 @@ def test_stop_finishes_then_cancels():
 
 
 def test_a_dead_engine_says_so(monkeypatch):
-    engine = Engine.load(EngineConfig(max_model_len=128))
+    engine = Engine.load(EngineConfig(threads=1, max_model_len=128))
     monkeypatch.setattr(engine, "read_inbox", lambda: 1 / 0)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     assert engine.status()["status"] == "ok"

@@ -149,8 +149,8 @@ def make_engine():
     made = []
 
     def make(**fields):
-        engine = Engine.load(EngineConfig(**{"max_seqs": 4, "prefill_chunk": 64, "max_model_len": 1024, "kv_tokens": 2048,
-                                             "cache_mib": 64, **fields}))
+        small = {"threads": 1, "max_seqs": 4, "prefill_chunk": 64, "max_model_len": 1024, "kv_tokens": 2048, "cache_mib": 64}
+        engine = Engine.load(EngineConfig(**{**small, **fields}))
         engine.start()
         made.append(engine)
         return engine
