@@ -4,7 +4,7 @@
     flag  = 1 if a value of x is NaN or infinite, else as it was
 
     x      bf16 u16 [N, K] or f32 [N, K]      K a multiple of 128
-    tiles  u8 [ceil(N / 16), K / 128, tile_bytes]      packing fp6, fp8 or nvfp4
+    tiles  u8 [ceil(N / 128), K / 128, 8, tile_bytes]      packing fp6, fp8 or nvfp4
     flag   u64 [1]
     alpha  tensor scale of nvfp4, 1 for the others
 
@@ -82,6 +82,38 @@ def bf16_of(x):
     """A positive x rounded to bf16, as a float32."""
     bits = ptx.bits_f32(x)
     return ptx.f32_bits(u32(bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000)
+
+
+# ---- words of a plane, from words of four codes in byte order
+@device
+def rotated(word, by):
+    """word rotated left by 0 .. 31 bits."""
+    return ptx.shift_right_pair(u32(word), u32(word), u32(32 - by))
+
+
+@device
+def top_bits(w, p, s):
+    """A word of plane 2 of fp6: sign and top exponent bit of 16 codes."""
+    word = u32(0)
+    for i in static_range(4):
+        four = w[8 * p + 4 * (i // 2) + 2 * s + i % 2]
+        word |= rotated((four >> 4) & 0x01010101, 4 * s + i + 4) | rotated((four >> 5) & 0x01010101, 4 * s + i + 8)
+    return word
+
+
+@device
+def low_bits(even, odd, i):
+    """Word i of a plane of fp6: the low four bits of 8 codes."""
+    return rotated((even & 0x0F0F0F0F) | ((odd & 0x0F0F0F0F) << 4), i)
+
+
+@device
+def fours(even, odd, odd_before, i):
+    """Word i of a plane of fp4: 8 magnitudes, the signs of its own even and of the odd half before it."""
+    before = (i + 3) % 4
+    return (rotated(even & 0x07070707, 2 * i) | rotated(odd & 0x07070707, 2 * i + 3)
+            | rotated((even >> 3) & 0x01010101, 2 * i + 6)
+            | rotated((odd_before >> 3) & 0x01010101, 2 * before + 9))
 
 
 @functools.cache
@@ -182,29 +214,22 @@ def build(x_format, packing):
         return word
 
     @device
-    def top_bits(s0r0, s0r1, s1r0, s1r1):
-        """A word of plane 2 of fp6: sign and top exponent bit of 16 codes."""
-        word = u32(0)
-        for place in static_range(4):
-            c = s0r0 if place == 0 else s0r1 if place == 1 else s1r0 if place == 2 else s1r1
-            word |= u32((((c >> 5) & 0x01010101) << (7 - place)) | (((c >> 4) & 0x01010101) << (3 - place)))
-        return word
-
-    @device
     def store_codes(at, w):
         """Planes of a tile from words [b][s][r]."""
         if eight:
             for b in static_range(4):
                 ptx.store_x4(at + b * 512, (w[4 * b], w[4 * b + 1], w[4 * b + 2], w[4 * b + 3]))
-        else:
-            pair = tuple((w[4 * (i // 2) + i % 2] & 0x0F0F0F0F) | ((w[4 * (i // 2) + 2 + i % 2] & 0x0F0F0F0F) << 4)
-                         for i in static_range(8))               # [b][r]
+        elif narrow:
             for p in static_range(2):
-                ptx.store_x4(at + p * 512, (u32(pair[4 * p]), u32(pair[4 * p + 1]), u32(pair[4 * p + 2]),
-                                            u32(pair[4 * p + 3])))
-            if not narrow:
-                high = tuple(top_bits(w[4 * b], w[4 * b + 1], w[4 * b + 2], w[4 * b + 3]) for b in static_range(4))
-                ptx.store_x4(at + 1024, high)
+                ptx.store_x4(at + p * 512, tuple(
+                    fours(w[8 * p + i // 2 * 4 + i % 2], w[8 * p + i // 2 * 4 + 2 + i % 2],
+                          w[8 * p + (i + 3) % 4 // 2 * 4 + 2 + (i + 3) % 2], i) for i in static_range(4)))
+        else:
+            for p in static_range(2):
+                ptx.store_x4(at + p * 512, tuple(
+                    low_bits(w[8 * p + i // 2 * 4 + i % 2], w[8 * p + i // 2 * 4 + 2 + i % 2], i)
+                    for i in static_range(4)))
+            ptx.store_x4(at + 1024, (top_bits(w, 0, 0), top_bits(w, 0, 1), top_bits(w, 1, 0), top_bits(w, 1, 1)))
 
     @device
     def store_scales(at, g, t, kept):
@@ -227,8 +252,8 @@ def build(x_format, packing):
         if tile < count:
             lane = ptx.lane()
             g, t = lane >> 2, lane & 3
-            row_tile, d = tile // deep, tile % deep
             at = tiles + u64(tile) * tile_bytes
+            row_tile, d = tile // (deep * 8) * 8 + tile % 8, tile // 8 % deep
             low = (u32(0),) * 16                                 # words [b][s][r] of codes
             kept = (u32(0),) * 8                                 # stored scales: [r][b] of nvfp4, else [r] in the first two
             for r in range(2):
@@ -265,7 +290,7 @@ def launch(stream, x, tiles, flag, packing, alpha):
     if tuple(flag.shape) != (1,) or flag.dtype != np.uint64:
         raise ValueError(f"flag must be u64 (1,), got {flag.dtype} {tuple(flag.shape)}")
     made = build(format_of("x", x, "bf16", "f32"), PACKINGS[packing])
-    count = shape[0] * shape[1]
+    count = shape[0] * shape[1] * shape[2]
     stream.launch(made, -(-count // WARPS), x, tiles, flag, rows, shape[1], count, alpha)
 
 

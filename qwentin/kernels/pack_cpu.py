@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from .. import numerics
-from .packed import DEPTH, FP6, FP8, NVFP4, ROWS, Packing
+from .packed import DEPTH, FP6, FP8, NVFP4, ROWS, TILES, Packing
 from .quantise import FACTORS, SMALLEST, UNIT
 
 INFINITE = np.uint32(0x7F800000)                        # float32 bits of a magnitude; a NaN's are larger
@@ -219,29 +219,44 @@ def swapped(word):
 
 
 @jit
-def planes_low(codes, out):
-    """The low four bits of all codes: planes 0 and 1 of fp6, and all of fp4."""
-    for lane in range(32):
-        g, t = lane // 4, lane % 4
-        for b in range(4):
-            for r in range(2):
-                even, odd = codes[2 * g + r, 8 * b + 2 * t], codes[2 * g + r, 8 * b + 2 * t + 1]
-                word = u32(even & u32(0x0F0F0F0F) | (odd & u32(0x0F0F0F0F)) << u32(4))
-                out[(b // 2 * 32 + lane) * 4 + b % 2 * 2 + r] = swapped(word)
+def rotated(word, by):
+    """word rotated left by 0 .. 31 bits."""
+    return u32(u32(word) << u32(by) | u32(word) >> u32((32 - by) & 31))
 
 
 @jit
-def planes_high(codes, out):
-    """Sign and top exponent bit of all six-bit codes: plane 2 of fp6."""
-    ones = u32(0x01010101)
+def planes_six(codes, out):
+    """fp6: the low four bits of 8 codes a word, rotated by w; sign and top exponent bit of 16 codes a word of plane 2."""
+    nibbles, ones = u32(0x0F0F0F0F), u32(0x01010101)
     for lane in range(32):
         g, t = lane // 4, lane % 4
-        for b in range(4):
-            word = u32(0)
-            for place in range(4):
-                four = codes[2 * g + place % 2, 8 * b + 2 * t + place // 2]
-                word |= u32((four >> u32(5) & ones) << u32(7 - place) | (four >> u32(4) & ones) << u32(3 - place))
-            out[(64 + lane) * 4 + b] = swapped(word)
+        for p in range(2):
+            for s in range(2):
+                out[(64 + lane) * 4 + 2 * p + s] = 0
+            for w in range(4):
+                place = 8 * (2 * p + w // 2) + 2 * t
+                even, odd = swapped(codes[2 * g + w % 2, place]), swapped(codes[2 * g + w % 2, place + 1])
+                out[(p * 32 + lane) * 4 + w] = rotated(even & nibbles | (odd & nibbles) << u32(4), w)
+                for s, four in enumerate((even, odd)):
+                    f = 4 * s + w
+                    out[(64 + lane) * 4 + 2 * p + s] |= (rotated(four >> u32(4) & ones, f + 4)
+                                                         | rotated(four >> u32(5) & ones, f + 8))
+
+
+@jit
+def planes_four(codes, out):
+    """fp4: magnitudes of 8 codes a word, the signs of the odd halves in the next word."""
+    for lane in range(32):
+        g, t = lane // 4, lane % 4
+        for p in range(2):
+            at = (p * 32 + lane) * 4
+            out[at:at + 4] = 0
+            for w in range(4):
+                for s in range(2):
+                    four = swapped(codes[2 * g + w % 2, 8 * (2 * p + w // 2) + 2 * t + s])
+                    f = 3 * s + 2 * w
+                    out[at + w] |= rotated(four & u32(0x07070707), f)
+                    out[at + (w + s) % 4] |= rotated(four >> u32(3) & u32(0x01010101), f + 6)
 
 
 @jit
@@ -254,26 +269,26 @@ def planes_whole(codes, out):
                 out[(b * 32 + lane) * 4 + place] = swapped(codes[2 * g + place % 2, 8 * b + 2 * t + place // 2])
 
 
-# ---- whole matrices, out u32 [tiles, deep, words] -> whether every value was finite
+# ---- whole matrices, out u32 [strips, deep, 8, words] -> whether every value was finite
 @jit
 def tiles_128(x, shift, factors, steps, top, sign, unit, out):
     """fp6 and fp8."""
     codes, scales = np.zeros((ROWS, DEPTH), np.uint8), np.zeros(ROWS, np.uint16)
     bits, fine = np.empty(DEPTH, np.uint32), True
-    for tile in range(out.shape[0]):
-        rows = min(ROWS, x.shape[0] - tile * ROWS)
+    for tile in range(out.shape[0] * TILES):
+        rows = max(min(ROWS, x.shape[0] - tile * ROWS), 0)
         codes[rows:], scales[rows:] = 0, 0
         for deep in range(out.shape[1]):
             for row in range(rows):
                 widen(x, tile * ROWS + row, deep * DEPTH, shift, bits)
                 fine &= largest(bits) < INFINITE
                 scales[row] = block_128(bits, factors, steps, top, sign, unit, codes[row])
+            here = out[tile // TILES, deep, tile % TILES]
             if steps:
-                planes_low(codes.view(np.uint32), out[tile, deep])
-                planes_high(codes.view(np.uint32), out[tile, deep])
+                planes_six(codes.view(np.uint32), here)
             else:
-                planes_whole(codes.view(np.uint32), out[tile, deep])
-            out[tile, deep, -ROWS // 2:] = scales.view(np.uint32)
+                planes_whole(codes.view(np.uint32), here)
+            here[-ROWS // 2:] = scales.view(np.uint32)
     return fine
 
 
@@ -282,8 +297,8 @@ def tiles_16(x, shift, alpha, factors, steps, top, sign, unit, out):
     """nvfp4."""
     codes, scales = np.zeros((ROWS, DEPTH), np.uint8), np.zeros((ROWS, DEPTH // 16), np.uint8)
     bits, fine = np.empty(16, np.uint32), True
-    for tile in range(out.shape[0]):
-        rows = min(ROWS, x.shape[0] - tile * ROWS)
+    for tile in range(out.shape[0] * TILES):
+        rows = max(min(ROWS, x.shape[0] - tile * ROWS), 0)
         codes[rows:], scales[rows:] = 0, 0
         for deep in range(out.shape[1]):
             for row in range(rows):
@@ -292,8 +307,9 @@ def tiles_16(x, shift, alpha, factors, steps, top, sign, unit, out):
                     fine &= largest(bits) < INFINITE
                     some = codes[row, 16 * b:16 * b + 16]
                     scales[row, b] = block_16(bits, alpha, factors, steps, top, sign, unit, some)
-            planes_low(codes.view(np.uint32), out[tile, deep])
-            out[tile, deep, -2 * ROWS:] = scales.reshape(-1).view(np.uint32)
+            here = out[tile // TILES, deep, tile % TILES]
+            planes_four(codes.view(np.uint32), here)
+            here[-2 * ROWS:] = scales.reshape(-1).view(np.uint32)
     return fine
 
 

@@ -1,9 +1,9 @@
 """Packed weight matrices: the one layout that packer, kernels and numpy agree on.
 
-A matrix of N outputs (rows) by K inputs is cut into tiles of 16 rows by 128 inputs. A tile is one run of bytes, first
-its codes, then its scales, and tiles follow each other along K, then down the rows:
+A matrix of N outputs (rows) by K inputs is cut into strips of 128 rows, a strip into pieces of 128 inputs, and a piece
+into 8 tiles of 16 rows. All of it is one run of bytes, so whoever takes a strip reads memory from front to back:
 
-    packed  u8 [N / 16, K / 128, tile_bytes]        so the first rows of a matrix are its first bytes
+    packed  u8 [N / 128, K / 128, 8, tile_bytes]        rows are padded with zeros; 128 rows more are bytes more
 
     tile_bytes      codes   scales
     fp6 (e2m3)       1536   + 32      one scale for each row: bf16 [16]                       block 128
@@ -21,25 +21,29 @@ bf16) or 8 (e4m3), and the fragments of mma m16n8k16 and m16n8k32 are then
     input 32b + 8t + 4s + j      f16: k-step (b, s), register pair j / 2;   bytes: k-step b, register pair s, byte ORDER[j]
 
 The codes of a tile are planes of 512 bytes, 16 consecutive bytes for each lane: a warp reads a plane in one go. Inside
-its 16 bytes a lane has four words. Below, `b` counts blocks of 32 inputs, `r` the row of the two, `s` the half of the
-8 inputs, and a byte position i of a word stands for input ORDER[i] of the four: 0, 2, 1, 3. The swap puts inputs 0, 1
-into halves of a word at the same bit, which is how an f16 register wants them.
+its 16 bytes a lane has four words. `b` counts blocks of 32 inputs, `r` the row of the two, `s` the half of the 8 inputs.
 
-    fp8   plane b = 0..3     words  (s0 r0) (s0 r1) (s1 r0) (s1 r1)      byte i = code of input ORDER[i]
+    fp8   plane b = 0..3     words (s r) = 00 01 10 11       byte i is the code of input ORDER[i]
 
-    fp4   plane p = 0, 1     words  (b=2p r0) (b=2p r1) (b=2p+1 r0) (b=2p+1 r1)
-          a word                  31..28  27..24  23..20  19..16  15..12  11..8   7..4    3..0
-                                  s1 j3   s0 j3   s1 j1   s0 j1   s1 j2   s0 j2   s1 j0   s0 j0
+          ORDER is 0, 2, 1, 3: inputs 0 and 1 stand at the same bit of the two halves of a word, as in an f16 register.
 
-    fp6   planes 0, 1        the low four bits of each code, as fp4
-          plane 2            words  b = 0..3: the high two bits (sign S, top exponent bit E) of both rows
-          byte i of a word        bit   7     6     5     4     3     2     1     0      of input ORDER[i]
-                                        S     S     S     S     E     E     E     E
-                                       s0r0  s0r1  s1r0  s1r1  s0r0  s0r1  s1r0  s1r1
+    The narrower codes are spread so that one rotation brings all bits of two weights into place. The code of (s, j) has
+    the number n = s + 2 (j / 2) + 4 (j % 2); it stands at bit f of word w = 2 (b % 2) + r of plane p = b / 2. Bits are
+    counted modulo 32:
 
-So every f16 register of weights is (low << a & 0x07800780) | (high << b & 0x88008800): each code lands as sign,
-exponent and mantissa of an f16 that is the value times 2^-14 exactly (e4m3: 2^-8). The same words masked by bytes give
-the e2m3, e2m1 and e4m3 operands of 8-bit matrix instructions, whose activations must stand in byte order ORDER.
+    fp4   planes p = 0, 1    f = (0, 3, 8, 11)[n % 4] + 16 (n / 4) + 2w
+          magnitude at f .. f+2, sign at f + 6: of the same word if s = 0, of word (w + 1) % 4 if s = 1
+
+          bit   15  14  13  12  11  10   9   8   7   6   5   4   3   2   1   0        M: magnitude, S: sign, of code n
+          w = 0 S1' S2  M3  M3  M3  M2  M2  M2  S7' S0  M1  M1  M1  M0  M0  M0        ' of the word before (w = 3)
+
+    fp6   planes p = 0, 1    f = 4n + w; the low four bits at f .. f+3
+          plane 2            word 2 (b / 2) + s: the top exponent bit at f + 4, the sign at f + 8
+
+So a register of two f16 weights is ((low & 0x000F000F << f) | (high & 0x01100110 << f)) rotated right by f - 7: sign,
+exponent and mantissa of an f16 that is the value times 2^-14 exactly (fp4: 0x00070007, 0x00400040, f - 9; e4m3: the value
+times 2^-8). The same words masked by bytes give the e2m3, e2m1 and e4m3 operands of 8-bit matrix instructions, whose
+activations must stand in byte order ORDER.
 """
 from dataclasses import dataclass
 
@@ -49,7 +53,10 @@ from .. import numerics
 from ..numerics import Minifloat
 
 ROWS, DEPTH = 16, 128                # of a tile: an mma's rows; 128 inputs give every lane whole 16-byte pieces
+TILES = 8                            # of a piece
+STRIP = ROWS * TILES
 ORDER = (0, 2, 1, 3)                 # byte i of a word holds input ORDER[i] of its four; its own inverse
+FP4_BITS = (0, 3, 8, 11)
 SCALES = {128: (np.dtype("<u2"), numerics.decode_bf16), 32: (np.dtype("u1"), numerics.decode_ue8m0),
           16: (np.dtype("u1"), numerics.E4M3.decode)}                   # block -> how its scales are stored and read
 
@@ -82,11 +89,11 @@ class Packing:
     def tile_bytes(self) -> int:
         return self.code_bytes + self.scale_bytes
 
-    def shape(self, n: int, k: int) -> tuple[int, int, int]:
+    def shape(self, n: int, k: int) -> tuple[int, int, int, int]:
         """Of the packed array of an N x K matrix."""
         if n < 1 or k < DEPTH or k % DEPTH:
             raise ValueError(f"a packed matrix has at least one row and a multiple of {DEPTH} inputs, got {n} x {k}")
-        return -(-n // ROWS), k // DEPTH, self.tile_bytes
+        return -(-n // STRIP), k // DEPTH, TILES, self.tile_bytes
 
     def scales(self, n: int, k: int) -> tuple[tuple[int, int], np.dtype]:
         """Shape and dtype of the scales that belong to an N x K matrix of codes."""
@@ -100,10 +107,10 @@ NVFP4 = Packing("nvfp4", numerics.E2M1, 16)
 def pack(packing: Packing, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """codes u8 [N, K], scales [N, K / block] (u16 for block 128, else u8) -> u8 packing.shape(N, K).
 
-    Rows up to a multiple of 16 are filled with zeros. e4m3 codes may not be NaN: the f16 placing would make it 480.
+    Rows up to a multiple of 128 are filled with zeros. e4m3 codes may not be NaN: the f16 placing would make it 480.
     """
     n, k = codes.shape
-    tiles, deep, size = packing.shape(n, k)
+    strips, deep = packing.shape(n, k)[:2]
     if codes.dtype != np.uint8 or codes.max() >> packing.codes.bits:
         raise ValueError(f"{packing.name} codes are uint8 below {1 << packing.codes.bits}, "
                          f"got {codes.dtype} up to {codes.max()}")
@@ -112,26 +119,28 @@ def pack(packing: Packing, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
                          f"got {(scales.shape, scales.dtype)}")
     if packing.codes.nan is not None and (codes & packing.codes.sign - 1 == packing.codes.nan).any():
         raise ValueError(f"{packing.name} codes hold a NaN")
-    rows = ((0, tiles * ROWS - n), (0, 0))
-    codes = np.pad(codes, rows).reshape(tiles, 8, 2, deep, 4, 4, 2, 4)[..., list(ORDER)]      # tile g r deep b t s i
-    codes = codes.transpose(0, 3, 4, 1, 5, 6, 2, 7)                                          # tile deep b g t s r i
-    scales = np.pad(scales, rows).reshape(tiles, ROWS, deep, -1).swapaxes(1, 2)
-    out = np.empty((tiles, deep, size), np.uint8)
-    out[..., :packing.code_bytes] = PLANES[packing.codes.bits](codes).reshape(tiles, deep, -1)
-    out[..., packing.code_bytes:] = np.ascontiguousarray(scales).view(np.uint8).reshape(tiles, deep, -1)
+    rows = ((0, strips * STRIP - n), (0, 0))
+    codes = np.pad(codes, rows).reshape(strips, TILES, 8, 2, deep, 4, 4, 2, 4)   # strip tile g r deep b t s j
+    codes = codes.transpose(0, 4, 1, 5, 2, 6, 7, 3, 8)                           # strip deep tile b g t s r j
+    scales = np.pad(scales, rows).reshape(strips, TILES, ROWS, deep, -1).transpose(0, 3, 1, 2, 4)
+    out = np.empty((strips, deep, TILES, packing.tile_bytes), np.uint8)
+    out[..., :packing.code_bytes] = PLANES[packing.codes.bits](codes).reshape(strips, deep, TILES, -1)
+    out[..., packing.code_bytes:] = np.ascontiguousarray(scales).view(np.uint8).reshape(strips, deep, TILES, -1)
     return out
 
 
 def unpack(packing: Packing, packed: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """The inverse of pack: codes u8 [N, K] and scales [N, K / block] of the first n rows."""
-    tiles, deep, size = packed.shape
-    if packed.dtype != np.uint8 or size != packing.tile_bytes or not 0 < n <= tiles * ROWS:
-        raise ValueError(f"{n} rows of {packing.name} are uint8 [at least {-(-n // ROWS)}, K / {DEPTH}, "
+    if packed.dtype != np.uint8 or packed.ndim != 4 or packed.shape[2:] != (TILES, packing.tile_bytes) \
+            or not 0 < n <= packed.shape[0] * STRIP:
+        raise ValueError(f"{n} rows of {packing.name} are uint8 [at least {-(-n // STRIP)}, K / {DEPTH}, {TILES}, "
                          f"{packing.tile_bytes}], got {packed.dtype} {packed.shape}")
-    codes = CODES[packing.codes.bits](packed[..., :packing.code_bytes].reshape(tiles, deep, -1, 8, 4, 16))
-    codes = codes.transpose(0, 3, 6, 1, 2, 4, 5, 7)[..., list(ORDER)].reshape(tiles * ROWS, -1)
+    strips, deep = packed.shape[:2]
+    planes = np.ascontiguousarray(packed[..., :packing.code_bytes]).reshape(strips, deep, TILES, -1, 8, 4, 16)
+    codes = CODES[packing.codes.bits](planes).transpose(0, 2, 4, 7, 1, 3, 5, 6, 8).reshape(strips * STRIP, -1)
     scales = np.ascontiguousarray(packed[..., packing.code_bytes:]).view(SCALES[packing.block][0])
-    return codes[:n], scales.reshape(tiles, deep, ROWS, -1).swapaxes(1, 2).reshape(tiles * ROWS, -1)[:n]
+    scales = scales.reshape(strips, deep, TILES, ROWS, -1).transpose(0, 2, 3, 1, 4).reshape(strips * STRIP, -1)
+    return codes[:n], scales[:n]
 
 
 def decode(packing: Packing, packed: np.ndarray, n: int) -> np.ndarray:
@@ -145,46 +154,73 @@ def byte_order(codes: np.ndarray) -> np.ndarray:
     return codes.reshape(*codes.shape[:-1], codes.shape[-1] // 4, 4)[..., list(ORDER)].reshape(codes.shape)
 
 
-# ---- planes of one code width. Codes have axes [tile, deep, b, g, t, s, r, i], planes [tile, deep, plane, g, t, byte].
-def fp4_planes(codes):
-    """The fp4 planes of codes below 16."""
-    pairs = codes[..., 0, :, :] | codes[..., 1, :, :] << 4                   # tile deep b g t r i: s is in the byte
-    tile, deep, _, g, t, r, i = pairs.shape
-    return pairs.reshape(tile, deep, 2, 2, g, t, r, i).transpose(0, 1, 2, 4, 5, 3, 6, 7).reshape(tile, deep, 2, g, t, 16)
-
-
-def fp4_codes(planes):
-    tile, deep, _, g, t, _ = planes.shape
-    pairs = planes.reshape(tile, deep, 2, g, t, 2, 2, 4).transpose(0, 1, 2, 5, 3, 4, 6, 7)
-    pairs = pairs.reshape(tile, deep, 4, g, t, 2, 4)
-    return np.stack([pairs & 15, pairs >> 4], axis=5)
-
-
-def fp6_planes(codes):
-    """The fp6 planes: the low four bits as fp4, then the high two."""
-    place = np.arange(4, dtype=np.uint8).reshape(2, 2, 1)                       # 2s + r
-    high = (codes >> 5) << (7 - place) | (codes >> 4 & 1) << (3 - place)
-    high = np.bitwise_or.reduce(high, axis=(5, 6))                              # tile deep b g t i
-    tile, deep, _, g, t, _ = high.shape
-    high = high.transpose(0, 1, 3, 4, 2, 5).reshape(tile, deep, 1, g, t, 16)
-    return np.concatenate([fp4_planes(codes & 15), high], axis=2)
-
-
-def fp6_codes(planes):
-    tile, deep, _, g, t, _ = planes.shape
-    high = planes[:, :, 2].reshape(tile, deep, g, t, 4, 4).transpose(0, 1, 4, 2, 3, 5)[:, :, :, :, :, None, None]
-    place = np.arange(4, dtype=np.uint8).reshape(2, 2, 1)
-    return fp4_codes(planes[:, :, :2]) | (high >> (7 - place) & 1) << 5 | (high >> (3 - place) & 1) << 4
-
-
+# ---- planes of one code width. Codes have axes [..., b, g, t, s, r, j], planes [..., plane, g, t, byte of the lane's 16].
 def fp8_planes(codes):
-    """The fp8 planes."""
-    tile, deep, b, g, t = codes.shape[:5]
-    return codes.reshape(tile, deep, b, g, t, 16)
+    return codes[..., list(ORDER)]
 
 
 def fp8_codes(planes):
-    return planes.reshape(*planes.shape[:5], 2, 2, 4)
+    return planes.reshape(*planes.shape[:-1], 2, 2, 4)[..., list(ORDER)]
+
+
+def fields(codes):
+    """(b, s, r, n, a view of the codes there) for all 64 places of a lane."""
+    for b, s, r, j in np.ndindex(4, 2, 2, 4):
+        yield b, s, r, s + 2 * (j // 2) + 4 * (j % 2), codes[..., b, :, :, s, r, j]
+
+
+def put(words, plane, word, at, bits):
+    """Set bits (u8 0 or more) at bit `at`, modulo 32, of a word of planes u32 [..., plane, g, t, word]."""
+    wide = bits.astype(np.uint64) << np.uint64(at % 32)
+    words[..., plane, :, :, word] |= (wide | wide >> np.uint64(32)).astype(np.uint32)
+
+
+def get(words, plane, word, at, mask):
+    """The bits under `mask` that stand at bit `at`, modulo 32."""
+    word = words[..., plane, :, :, word].astype(np.uint64)
+    return ((word | word << np.uint64(32)) >> np.uint64(at % 32) & np.uint64(mask)).astype(np.uint8)
+
+
+def fp4_place(b, s, r, n):
+    """(plane, word of the magnitude, word of the sign, bit f)"""
+    w = 2 * (b % 2) + r
+    return b // 2, w, (w + s) % 4, FP4_BITS[n % 4] + 16 * (n // 4) + 2 * w
+
+
+def fp4_planes(codes):
+    words = np.zeros((*codes.shape[:-6], 2, 8, 4, 4), np.uint32)
+    for b, s, r, n, code in fields(codes):
+        plane, low, high, f = fp4_place(b, s, r, n)
+        put(words, plane, low, f, code & 7)
+        put(words, plane, high, f + 6, code >> 3)
+    return words.view(np.uint8)
+
+
+def fp4_codes(planes):
+    words, codes = planes.view(np.uint32), np.empty((*planes.shape[:-4], 4, 8, 4, 2, 2, 4), np.uint8)
+    for b, s, r, n, code in fields(codes):
+        plane, low, high, f = fp4_place(b, s, r, n)
+        code[...] = get(words, plane, low, f, 7) | get(words, plane, high, f + 6, 1) << 3
+    return codes
+
+
+def fp6_planes(codes):
+    words = np.zeros((*codes.shape[:-6], 3, 8, 4, 4), np.uint32)
+    for b, s, r, n, code in fields(codes):
+        w, high = 2 * (b % 2) + r, 2 * (b // 2) + s
+        put(words, b // 2, w, 4 * n + w, code & 15)
+        put(words, 2, high, 4 * n + w + 4, code >> 4 & 1)
+        put(words, 2, high, 4 * n + w + 8, code >> 5)
+    return words.view(np.uint8)
+
+
+def fp6_codes(planes):
+    words, codes = planes.view(np.uint32), np.empty((*planes.shape[:-4], 4, 8, 4, 2, 2, 4), np.uint8)
+    for b, s, r, n, code in fields(codes):
+        w, high = 2 * (b % 2) + r, 2 * (b // 2) + s
+        top = get(words, 2, high, 4 * n + w + 4, 1) | get(words, 2, high, 4 * n + w + 8, 1) << 1
+        code[...] = get(words, b // 2, w, 4 * n + w, 15) | top << 4
+    return codes
 
 
 PLANES = {4: fp4_planes, 6: fp6_planes, 8: fp8_planes}

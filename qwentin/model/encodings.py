@@ -146,7 +146,7 @@ class Tiles:
     """A matrix in the kernels' layout."""
     packing: Packing
     ignores = frozenset()
-    row_step = packed.ROWS
+    row_step = packed.STRIP
 
     @property
     def name(self):
@@ -170,7 +170,7 @@ class Tiles:
             parts["weight_alpha"].demand(("F32",), ())
 
     def rows(self, parts, start, stop):
-        tiles = parts[self.codes].array()[start // packed.ROWS:-(-stop // packed.ROWS)]
+        tiles = parts[self.codes].array()[start // packed.STRIP:-(-stop // packed.STRIP)]
         out = packed.decode(self.packing, tiles, stop - start)
         return out * parts["weight_alpha"].floats() if "weight_alpha" in parts else out
 

@@ -142,7 +142,7 @@ def look(source: Tensor, start: int, stop: int, *arrays: tuple[np.ndarray, str])
 
 def tile_write(recipe, packing, start, array) -> Write:
     deep = recipe.source.shape[1] // DEPTH
-    return Tiles(packing).codes, start // packed.ROWS * deep * packing.tile_bytes, array
+    return Tiles(packing).codes, start // packed.STRIP * deep * packed.TILES * packing.tile_bytes, array
 
 
 @refusing
