@@ -24,7 +24,9 @@ def block_sum(x, warps):
     if lane == 0:
         partial[ptx.thread_x() // 32] = x
     ptx.barrier()
-    return warp_sum(partial[lane] if lane < warps else 0.0)
+    # chosen without a branch: a compiler may copy what follows a branch into both of its ways, the shuffles too, and then
+    # lanes of one warp wait at different ones (libnvvm 13.0 did, for sm_90)
+    return warp_sum(ptx.select(lane < warps, partial[min(lane, warps - 1)], f32(0.0)))
 
 
 @device
