@@ -133,6 +133,15 @@ def test_one_launch_serves_any_lengths_and_trees():
     assert len(noted[0].launches) == 2 and noted[0].launches == noted[1].launches
 
 
+def test_splits_fill_the_device():
+    """H200: 132 multiprocessors of 227 KiB; RTX 5090: 170 of 99 KiB."""
+    h200, rtx = (132, 227 << 10), (170, 99 << 10)
+    assert attn_decode.splits_for(*h200, 4, 6, 1, "e4m3", "e4m3") == 132 * 3 // 4
+    assert attn_decode.splits_for(*h200, 4, 6, 16, "e4m3", "e4m3") == 132 * 2 // 8
+    assert attn_decode.splits_for(*rtx, 4, 6, 8, "bf16", "bf16") == 170 // 4
+    assert attn_decode.splits_for(4, 99 << 10, 8, 6, 32, "e4m3", "e4m3") == 1
+
+
 @pytest.mark.parametrize("change, words", [
     (dict(q=np.zeros((1, 6, 256), np.float16)), "q must be bf16, got dtype float16"),
     (dict(q=np.zeros((1, 6, 128), np.uint16)), "q must have shape (1, 6, 256), got (1, 6, 128)"),

@@ -51,6 +51,7 @@ THREADS = 32 * WARPS
 PAIRS = 48                    # (row, head) pairs a block takes: three tiles are 96 sums a lane
 STAGES = 2                    # tiles in shared memory: 64 KiB, so three blocks fit an H200's multiprocessor, one a 5090's
 MOST_ROWS = 32                # of a sequence: bits of a mask
+RESERVED = 1024               # bytes of shared memory that the system takes beside a block's own
 LOG2_E = float(np.log2(np.e))
 REGISTERS = 255               # 128 threads may have all
 SASS = {"sm_90a": ("HMMA.16816", "LDGSTS", "LDSM.16", "MUFU.EX2"),
@@ -248,6 +249,15 @@ def launch(stream, q, qkv, k_pages, v_pages, pages, starts, lengths, ancestors, 
                       q, k_pages, v_pages, pages, starts, lengths, ancestors, partial, stats, sequences, pages.shape[1],
                       lines, k_scale * LOG2_E / HEAD ** 0.5)
         attn_combine.launch(stream, partial, stats, qkv, starts, lengths, tile_keys(k_format, v_format), v_scale, heads, out)
+
+
+def splits_for(multiprocessors, shared_per_block, groups, per, rows, k_format, v_format):
+    """Splits that give every multiprocessor as many blocks as fit: with fewer it idles, with more some wait for their turn.
+    `rows`: of a sequence, at most."""
+    at_once = min(rows, PAIRS // per)
+    taken = build(per, at_once, k_format, v_format).shared + RESERVED
+    fit = max((shared_per_block + RESERVED) // taken, 1)
+    return max(multiprocessors * fit // (groups * -(-rows // at_once)), 1)
 
 
 def check(q, k_pages, v_pages, pages, starts, lengths, ancestors, partial):
