@@ -93,6 +93,9 @@ def test_no_thought_was_opened():
 def test_only_the_first_call_where_one_is_allowed():
     assert answered(f"Hm.\n</think>\n\n{CALL}\n{OTHER}", parallel=False) == [thought("Hm."), LS]
     assert answered(f"Hm.\n{CALL}\n{OTHER}", parallel=False) == [thought("Hm."), LS]
+    parser = AnswerParser(True, TOOLS, counter(), parallel=False)
+    drive(parser, [f"Hm.\n{CALL}\n{OTHER}"])
+    assert "Oslo" in parser.dropped[0]
 
 
 # ---- streaming

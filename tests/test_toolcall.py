@@ -147,6 +147,7 @@ def test_T14_a_call_after_shown_examples():
     assert parsed(shown + CALLS[1]) == [shown, ("get_weather", {"city": "Oslo", "days": 3})]
     assert parsed("It's `odd.\n" + CALLS[0]) == ["It's `odd.\n", LS]
     assert parsed("It's `odd " + CALLS[0]) == ["It's `odd ", LS]
+    assert parsed("It's `odd " + CALLS[0] + '{"name": "bash", "arguments": {"command": "ls"}}') == ["It's `odd ", LS, LS]
 
 
 @pytest.mark.parametrize("behind", ["Done.", "\nDone.", "\n\nDone.\n", " Done <b>"])
@@ -258,7 +259,8 @@ def test_28_texts(name, text, arguments):
 # ---- what a value may hold
 
 @pytest.mark.parametrize("content", [
-    "a </parameter> b", 'x = "</parameter></function></tool_call>"', "a\n</parameter>\nb", "</function>\nx",
+    "a </parameter> b", "b </function>", "b </tool_call>", "b <parameter=file_path>",
+    'x = "</parameter></function></tool_call>"', "a\n</parameter>\nb", "</function>\nx",
     "x\n</tool_call>\ny", "<parameter=x>", "<parameter name=\"x\">\n1\n</parameter>\n<parameter name=\"y\">2</parameter>",
     CALLS[0], "Example:\n" + CALLS[0] + "\nand\n" + CALLS[1] + "\nend", "<tool_call>\n{\"name\": 1}\n</tool_call>\nx",
     "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>",
@@ -274,6 +276,11 @@ def test_names_that_only_the_declaration_knows():
     tools = [declare("f.g:h/i", {"a b": STRING, "x=y": STRING, "é": {"type": "integer"}, 'q"': STRING})]
     given = {"a b": "1", "x=y": "2", "é": 3, 'q"': "4"}
     assert parsed(call("f.g:h/i", **given), tools) == [("f.g:h/i", given)]
+
+
+def test_values_keep_a_parameter_in_the_middle_of_a_line():
+    for command in ("a <parameter=description> b", "a\n<parameter=nobody> b"):
+        assert parsed(call("bash", command=command)) == [("bash", {"command": command})]
 
 
 # ---- declared tools only
@@ -347,6 +354,23 @@ def test_json_arguments_inside_a_function():
     assert parsed('<tool_call>\n<function=bash>\n{"command": "ls"}}\n</function>\n</tool_call>ok') == [LS, "ok"]
     assert parsed('<tool_call>\n<function=bash>\n{"name": "bash", "arguments": {"command": "ls"}}\n</function>') == [LS]
     assert parsed('<function=bash>{"command": "ls"</parameter>{"command": "x"}') == [LS, '{"command": "x"}']
+    more = "<parameter=description>\nx\n</parameter>"
+    assert parsed('<function=bash>\n{"command": "ls"}\n' + more + "\n</function>") == [LS, more]
+
+
+@pytest.mark.parametrize("given", [{"input": "x"}, {"input": {"a": 1}}, {"name": "x", "input": "y"}])
+def test_arguments_that_are_called_like_the_form(given):
+    tools = [declare("f", {"input": {}, "name": STRING})]
+    assert parsed(json.dumps({"function": "f", **given}), tools)[0][0] == "f"
+    assert parsed(json.dumps({"name": "f", "arguments": given}), tools) == [("f", given)]
+    assert parsed(call("f", **given), tools) == [("f", given)]
+
+
+def test_a_parameter_that_is_called_arguments():
+    text = call("f", arguments='{"a": 1}')
+    assert parsed(text, [declare("f", {"a": {}})]) == [("f", {"a": 1})]
+    assert parsed(text, [declare("f", {"arguments": {"type": "object"}})]) == [("f", {"arguments": {"a": 1}})]
+    assert parsed(text, [declare("f", {"arguments": STRING})]) == [("f", {"arguments": '{"a": 1}'})]
 
 
 # ---- streaming: nothing waits longer than it must

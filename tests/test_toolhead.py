@@ -106,6 +106,12 @@ def test_T20_nameless_is_text_unless_its_arguments_tell(case):
     assert "".join(parsed(NAMELESS[case])) == NAMELESS[case]
 
 
+def test_T20_a_parameter_may_be_called_like_a_tool():
+    tools = [*TOOLS, declare("grep", {"read": {"type": "string"}}, ["read"])]
+    assert parsed("<parameter=read>\nx\n</parameter>\n</function>", tools) == [("grep", {"read": "x"})]
+    assert parsed(call("grep", read="<parameter=read>"), tools) == [("grep", {"read": "<parameter=read>"})]
+
+
 def test_T20_a_tie_is_text():
     twins = [*TOOLS, declare("view", {"file_path": {"type": "string"}}, ["file_path"])]
     for mode in ("6 no name", "20 nameless batch", "21 parameters alone"):
@@ -120,6 +126,7 @@ def test_T20_a_tie_is_text():
     "Use {\"name\": \"read\", \"arguments\": {\"file_path\": \"/a.ts\"}} for that.",
     "Then <function=unknown>\n<parameter=file_path>\n/a.ts\n</parameter>\n</function>",
     "Then <function=read> and\n<parameter=file_path> and </function>",
+    "Then <function=read> <parameter=file_path>/a.ts</parameter> </function>",
     "```\n{\"name\": \"read\", \"arguments\": {\"file_path\": \"/a.ts\"}}\n```",
     "```xml\n" + PARAMETERS + "</function>\n```",
     "    <function=read><parameter=file_path>/a.ts</parameter></function>",

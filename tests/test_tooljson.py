@@ -68,6 +68,8 @@ VALUES = st.recursive(
 
 @settings(max_examples=600, deadline=None, derandomize=True, database=None)
 @example("</content>,", None, False, (", ", ": "))
+@example({"a": "</tool_call><tool_call>"}, None, False, (", ", ": "))
+@example({"a": "b", "c" * 400: "d", "e\\": "f"}, 300, False, (" " * 300 + ", ", ": "))
 @example({"a</content>,": ":", "b": "</tool_call>"}, None, False, (", ", ": "))
 @given(VALUES, st.sampled_from([None, 0, 2]), st.booleans(), st.sampled_from([(", ", ": "), (",", ":"), (" ,\n", "\t: ")]))
 def test_valid_json_keeps_its_meaning(value, indent, ascii_only, separators):

@@ -37,7 +37,7 @@ def counter():
     return new_id
 
 
-def call(name, **arguments):
+def call(name, /, **arguments):
     """The template's form of a call."""
     lines = "".join(f"<parameter={k}>\n{v if isinstance(v, str) else json.dumps(v)}\n</parameter>\n"
                     for k, v in arguments.items())
