@@ -1,12 +1,15 @@
 """Thought and calls together: every way of cutting a completion gives the same thought, text and calls."""
+import json
 import random
+from pathlib import Path
 
 import pytest
 
 from qwentin.server.answer import AnswerParser
 from qwentin.server.toolevents import CallStart, Reasoning, Text
-from tool_texts import TOKEN, TOOLS, call, counter, drive, every_way
+from tool_texts import TOKEN, TOOLS, call, counter, drive, every_way, readable
 
+EVAL = Path(__file__).parent / "data" / "eval.jsonl"
 LS, CALL = ("bash", {"command": "ls"}), call("bash", command="ls")
 WEATHER = ("get_weather", {"city": "Oslo", "days": 3})
 OTHER = call("get_weather", city="Oslo", days=3)
@@ -69,6 +72,11 @@ def test_S1_characters_are_whole_everywhere(character):
     assert answered(text) == [thought(f"a {character}"), f"b {character}\n\n", written]
 
 
+def test_T12_thought_end_text_and_call_in_one_chunk():
+    assert answered(f"Hm.</think> xxx{CALL}{OTHER} yyy") == [thought("Hm."), " xxx", LS, WEATHER, " yyy"]
+    assert answered(f"Hm.\n</think>{CALL}") == [thought("Hm."), LS]
+
+
 # ---- thought and answer without calls, as reasoning.py splits them
 
 @pytest.mark.parametrize("text, expected", [
@@ -96,6 +104,17 @@ def test_only_the_first_call_where_one_is_allowed():
     parser = AnswerParser(True, TOOLS, counter(), parallel=False)
     drive(parser, [f"Hm.\n{CALL}\n{OTHER}"])
     assert "Oslo" in parser.dropped[0]
+
+
+def test_completions_of_the_embedded_model():
+    """Completions that were judged against the right answers elsewhere: the parser finds the same ones right."""
+    rows = [json.loads(line) for line in EVAL.read_text().splitlines()]
+    assert len(rows) == 120 and sum(bool(row["tool_calls"]) for row in rows) > 10
+    for row in rows:
+        parser = AnswerParser(row["enable_thinking"], row["tools"], counter())
+        said = [part for part in readable(drive(parser, TOKEN.findall(row["reference_text"]))) if part[0] != "thought"]
+        wanted = [row["answer"]] if row["answer"] else [(c["name"], c["arguments"]) for c in row["tool_calls"]]
+        assert (said == wanted) is row["reference_exact"], row["reference_text"]
 
 
 # ---- streaming

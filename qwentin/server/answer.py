@@ -1,4 +1,4 @@
-"""A completion's text in, its thought, text and tool calls out: reasoning.py and toolcall.py as one machine.
+r"""A completion's text in, its thought, text and tool calls out: reasoning.py and toolcall.py as one machine.
 
     I need the weather.\n</think>\n\nLet me look.\n\n<tool_call>...      the thought ends at </think>
     Reasoning(...)                  Text(...)      CallStart(0, ...) ...

@@ -1,4 +1,4 @@
-"""Text of an answer in, text and tool calls out, while the text arrives.
+r"""Text of an answer in, text and tool calls out, while the text arrives.
 
     "Let me look.\n\n<tool_call>\n<function=weather>\n<parameter=city>\nOs" ...
 

@@ -1,7 +1,7 @@
-"""Almost-JSON in, JSON out, one value, as it arrives: what a model writes is made valid without waiting for its end.
+r"""Almost-JSON in, JSON out, one value, as it arrives: what a model writes is made valid without waiting for its end.
 
     {'a': True, "b": "raw
-    line", "c": "say "hi"", d: [1, 2,]        ->    {"a": true, "b": "raw\\nline", "c": "say \\"hi\\"", "d": [1, 2]}
+    line", "c": "say "hi"", d: [1, 2,]        ->    {"a": true, "b": "raw\nline", "c": "say \"hi\"", "d": [1, 2]}
 
 Mended on the way: Python's literals and quotes, raw control characters, bad escapes, bare words, missing and surplus
 commas, unescaped quotes in a string (a quote ends a string only if what follows it could follow a string here),

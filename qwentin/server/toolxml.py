@@ -1,4 +1,4 @@
-"""The inside of <function=...>: parameters, and which closing tag is one.
+r"""The inside of <function=...>: parameters, and which closing tag is one.
 
     <parameter=content>\n value \n</parameter>\n<parameter=...          one line break on each side is the format's, the
     ^ BETWEEN            ^ VALUE                                        rest of the value is kept character for character
