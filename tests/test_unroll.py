@@ -3,7 +3,7 @@ import linecache
 
 import pytest
 
-from qwentin.kernels.unroll import UnrollError, source_of, static_range, unroll
+from qwentin.kernels.unroll import UnrollError, compile_time, source_of, static_range, unroll
 
 SIX = 6
 
@@ -36,6 +36,21 @@ def test_tuple_of_a_static_loop():
     def f(g):
         return tuple(g(i, tuple(g(i * j, i) for j in static_range(2))) for i in static_range(2))
     assert body(f) == "return (g(0, (g(0, 0), g(0, 0))), g(1, (g(0, 1), g(1, 1))))"
+
+
+def test_compile_time_functions_are_called():
+    @compile_time
+    def mask(i):
+        return 15 << 4 * i
+
+    def f(a, x):
+        return tuple(a[mask(i) % 7] & mask(i) for i in static_range(2)) if mask(1) > 100 else x
+    assert body(f) == "return (a[1] & u32(15), a[2] & u32(240))"
+
+    def unknown(x):
+        return x & mask(x)
+    with pytest.raises(UnrollError, match=r"mask\(x\) is not known when the kernel is compiled"):
+        unroll(unknown)
 
 
 def test_branches_on_closure_and_module_numbers():

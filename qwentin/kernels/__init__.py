@@ -5,8 +5,8 @@ prints the table, and the tests and benchmarks of every name in ALL already exis
 """
 import importlib
 
-ALL = ("embed", "rmsnorm", "swiglu", "rope_append", "topk", "pack", "attn_decode", "attn_combine", "conv_split",
-       "delta_verify", "gated_norm", "penalise", "head_sample")
+ALL = ("embed", "rmsnorm", "swiglu", "rope_append", "topk", "stream_read", "gemv", "gemv_sm120a", "pack", "attn_decode",
+       "attn_combine", "conv_split", "delta_verify", "gated_norm", "penalise", "head_sample")
 
 
 def module(name):

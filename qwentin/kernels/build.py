@@ -85,9 +85,18 @@ def kernel(threads, shared=0, min_blocks=1, sources=()):
     return decorate
 
 
-def device(function):
+def device(function, lines=True):
     """Decorator: a function that kernels call; unrolled like one, always inlined."""
-    return cuda.jit(device=True, forceinline=True, lineinfo=True)(unroll(function))
+    return cuda.jit(device=True, forceinline=True, lineinfo=lines)(unroll(function))
+
+
+def lineless_device(function):
+    """A device function without lines of its own: a fault in it names the line that calls it.
+
+    For large kernels: NVVM gives some that are made of many functions up, with "Symbol name with unsupported characters",
+    when it nests their line tables.
+    """
+    return device(function, lines=False)
 
 
 # ------------------------------------------------------------------------------------------------ compiling

@@ -38,6 +38,9 @@ read_u16, read_u32, read_f32 = (load(f"ld.global.{s}", k, effect=MEMORY)
 read_u64 = load("ld.global.u64", u64, effect=MEMORY)
 read_x2, read_x4 = load("ld.global.v2.u32", u32x2, effect=MEMORY), load("ld.global.v4.u32", u32x4, effect=MEMORY)
 read_f32x2, read_f32x4 = load("ld.global.v2.f32", f32x2, effect=MEMORY), load("ld.global.v4.f32", f32x4, effect=MEMORY)
+# A relaxed access of device scope goes to L2, where other blocks' relaxed stores are seen: to poll data by its value.
+read_x4_relaxed = load("ld.relaxed.gpu.global.v4.u32", u32x4, effect=MEMORY)
+store_x4_relaxed = store("st.relaxed.gpu.global.v4.u32", u32x4)
 read_u32_acquire = load("ld.acquire.gpu.global.u32", u32, effect=MEMORY)      # a flag another block releases
 
 store_u16, store_u32, store_f32 = (store(f"st.global.{s}", k) for s, k in (("u16", u16), ("u32", u32), ("f32", f32)))

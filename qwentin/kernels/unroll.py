@@ -6,11 +6,12 @@ known. So `unroll` rewrites the function first:
     for i in static_range(4): acc = mma(a[i], b, acc)        four statements, i = 0, 1, 2, 3
     a = tuple(load_x4(p + i * 32) for i in static_range(4))  a tuple of four calls
     if SPLIT > 1: ...                                        kept or dropped when SPLIT is a number the builder chose
+    x & mask(i)                                              the number, if mask is a compile_time function
     p + 16 * lane, x * 0.5                                   p + u32(16) * lane, x * f32(0.5)
 
-The names folded are numbers and strings in the function's closure or module. The last line is a rule for every
-number in arithmetic: integers are unsigned, floats are float32. numba would make them int64 and float64, and
-u64 + int64 is float64 to it. Products and sums of u32 are u64 to numba, so addresses cannot overflow; write
+The names folded are numbers and strings in the function's closure or module. The last line is a rule for every number in
+arithmetic: integers are unsigned, floats are float32. numba would make them int64 and float64, and u64 + int64 is
+float64 to it. Products and sums of u32 are u64 to numba, so addresses cannot overflow; write
 `u32(...)` where a 32-bit wrap is meant. Subscripts, shapes and call arguments are left alone.
 
 Line numbers are kept: a traceback, a typing error and the `.loc` of the PTX name the line that was written.
@@ -35,13 +36,22 @@ class UnrollError(TypeError):
     """A kernel asks for something that cannot be known when it is compiled; names the file and line."""
 
 
+def compile_time(function):
+    """Decorator: a plain function of numbers that unroll calls, so that its result stands in the kernel's text."""
+    function.compile_time = True
+    return function
+
+
 def static_range(*bounds):
     """A loop written out at compile time; means something only inside a function given to `unroll`."""
     raise UnrollError("static_range is rewritten by unroll and never runs; decorate the kernel with @kernel or @device")
 
 
 class Fold(ast.NodeTransformer):
-    """Replace known names by their values, write out static loops, drop dead branches. `known`: name -> value."""
+    """Replace known names by their values, write out static loops, drop dead branches.
+
+    `known`: name -> number, string or compile_time function.
+    """
 
     def __init__(self, known, where):
         self.known, self.where = known, where
@@ -93,7 +103,7 @@ class Fold(ast.NodeTransformer):
         return unknown[0] if len(unknown) == 1 else ast.copy_location(ast.BoolOp(node.op, unknown), node)
 
     def visit_Name(self, node):
-        if isinstance(node.ctx, ast.Load) and node.id in self.known:
+        if isinstance(node.ctx, ast.Load) and not callable(self.known.get(node.id, callable)):
             return ast.copy_location(ast.Constant(self.known[node.id]), node)
         return node
 
@@ -124,7 +134,9 @@ class Fold(ast.NodeTransformer):
         return [s for inner in self.turns(node.target, node.iter) for s in inner.statements(copy.deepcopy(node.body))]
 
     def visit_Call(self, node):
-        """`tuple(expression for i in static_range(n))` is a tuple display."""
+        """`tuple(expression for i in static_range(n))` is a tuple display; a compile_time function is called."""
+        if isinstance(node.func, ast.Name) and callable(self.known.get(node.func.id)):
+            return self.called(self.known[node.func.id], self.generic_visit(node))
         inside = node.args[0] if len(node.args) == 1 else None
         if not (isinstance(node.func, ast.Name) and node.func.id == "tuple" and isinstance(inside, ast.GeneratorExp)):
             return self.generic_visit(node)
@@ -133,6 +145,13 @@ class Fold(ast.NodeTransformer):
             raise UnrollError(f"{self.where}:{node.lineno}: tuple(...) takes one plain static_range loop")
         return display([inner.visit(copy.deepcopy(inside.elt))
                         for inner in self.turns(loops[0].target, loops[0].iter)], node)
+
+    def called(self, function, node):
+        try:
+            return ast.copy_location(ast.Constant(function(*map(self.value, node.args))), node)
+        except ValueError:
+            raise UnrollError(f"{self.where}:{node.lineno}: {ast.unparse(node)} is not known when the kernel is compiled"
+                              ) from None
 
     def turns(self, target, call):
         """One Fold for each turn of a static loop, its variable known."""
@@ -286,7 +305,8 @@ def unroll(function):
     where, seen = function.__code__.co_filename, surroundings(function)
     definition = tree_of(function)
     local = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
-    known = {n: v for n, v in seen.items() if type(v) in CONSTANT and n not in local}
+    known = {n: v for n, v in seen.items() if n not in local
+             and (type(v) in CONSTANT or inspect.isfunction(v) and hasattr(v, "compile_time"))}
     definition.body = Fold(known, where).statements(definition.body)
     definition = Narrow().generic_visit(definition)
     module = ast.fix_missing_locations(ast.Module([definition], []))

@@ -1,0 +1,288 @@
+"""The walk over a packed matrix that gemv and gemv_sm120a share: who takes which pieces, how they arrive, how sums meet.
+
+A matrix is a row of pieces in memory (packed.py): 128 outputs by 128 inputs, strip after strip. The blocks, one for each
+multiprocessor, cut that row into equal spans, so every block streams one run of memory from front to back:
+
+    strip 0                strip 1                strip 2
+    |p p p p p p p p p p p|p p p p p p p p p p p p|p p p ...         p: 8 tiles of 16 rows, 12.5 KB of fp6
+    |--- block 0 ---|--- block 1 ---|--- block 2 ---|
+
+In a block one warp fetches and eight multiply. A stage of the ring in shared memory holds two pieces that follow each
+other along K, and the activations of the same inputs; warps 0..3 take the first piece, 4..7 the second, two tiles each.
+
+    fetching warp      wait for `empty`, copy weights (one bulk copy) and x (cp.async), which report to `full`
+    multiplying warp   wait for `full`, multiply, arrive at `empty`
+
+At the end of a strip the two groups of warps add their sums in shared memory. A strip that several blocks share belongs
+to the first of them, which comes to it last: the others leave their float32 sums in `work`, and it adds them in order. So
+nothing depends on who was faster, nor on how many rows go together. A sum is its own message: `work` is full of EMPTY
+between launches, a NaN no sum has, and the owner polls until a word is something else, then puts EMPTY back. All blocks
+must therefore be resident together: launch no more than the device holds.
+
+The first weights are asked for before the wait for the previous kernel, so a launch that is `dependent` fills its ring
+while its predecessor ends. Without bulk copies (before sm_90) the fetching warp copies weights by cp.async, and waits.
+"""
+import dataclasses
+import functools
+
+import numpy as np
+from numba import cuda
+from numba.cuda import types
+
+from . import packed, ptx
+from .build import kernel, lineless_device
+from .ptx import f32, u32, u64
+from .unroll import static_range
+
+TILES = 2                             # row tiles of a warp: a fragment of x is loaded once for both
+PARTS = packed.TILES // TILES         # warps that share a piece
+K_GROUPS = 2                          # pieces in a stage
+CONSUMERS = PARTS * K_GROUPS
+THREADS = 32 * (CONSUMERS + 1)
+DEPTH = 3                             # stages, if they fit: 75 KB of fp6 on their way keep an H200's memory busy
+SHARED = 99 << 10                     # bytes a block may have on every device since sm_86; an H200 has 227 KB
+EMPTY = 0xFFFFFFFF
+WRITTEN, READ = 1, 2                  # named barriers around the sums in shared memory
+MAX_ROWS = 32
+
+
+def groups_of(rows):
+    """Groups of 8 activation rows that the kernel is built for: 1, 2 or 4."""
+    return 1 if rows <= 8 else 2 if rows <= 16 else 4
+
+
+def workspace(rows, blocks):
+    """The `work` array for a launch of so many blocks, as it must be before the first one."""
+    return np.full(blocks * PARTS * TILES * groups_of(rows) * 128, EMPTY, np.uint32)
+
+
+@lineless_device
+def wait(bar, parity):
+    """Until the phase of an mbarrier is over."""
+    while ptx.mbarrier_try(bar, parity) == 0:
+        pass
+
+
+@lineless_device
+def poll(bar, parity):
+    """The same before sm_90."""
+    while ptx.mbarrier_test(bar, parity) == 0:
+        pass
+
+
+@lineless_device
+def added(a, b):
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]
+
+
+@lineless_device
+def words_of(x):
+    return ptx.bits_f32(x[0]), ptx.bits_f32(x[1]), ptx.bits_f32(x[2]), ptx.bits_f32(x[3])
+
+
+@lineless_device
+def settled(v, at):
+    """Four sums that another block leaves at `at`: v if they were there when it was read, else what comes."""
+    while v[0] == EMPTY or v[1] == EMPTY or v[2] == EMPTY or v[3] == EMPTY:
+        v = ptx.read_x4_relaxed(at)
+    ptx.store_x4_relaxed(at, (u32(EMPTY), u32(EMPTY), u32(EMPTY), u32(EMPTY)))
+    return ptx.f32_bits(v[0]), ptx.f32_bits(v[1]), ptx.f32_bits(v[2]), ptx.f32_bits(v[3])
+
+
+@lineless_device
+def pieces_of_stage(at, k, end, deep):
+    """How many pieces the stage that begins with piece `at`, number k of its strip, holds."""
+    return min(min(u32(end - at), u32(deep - k)), u32(K_GROUPS))
+
+
+def depth_for(packing, row_groups, x_tile, shared):
+    """Stages that fit a block's shared memory, at most DEPTH."""
+    stage = K_GROUPS * (packed.TILES * packing.tile_bytes + x_tile)
+    rest = (K_GROUPS - 1) * PARTS * TILES * row_groups * 512 + 16 * DEPTH
+    if stage + rest > shared:
+        raise ValueError(f"a stage of {packing.name} takes {stage + rest} bytes of shared memory, there are {shared}")
+    return min((shared - rest) // stage, DEPTH)
+
+
+@functools.cache
+def store_pair(out_format):
+    """Device function (out, element number, a, b): two neighbouring outputs."""
+    if out_format == "f32":
+        @lineless_device
+        def store(out, i, a, b):
+            ptx.store_f32x2(out + i * 4, (a, b))
+    elif out_format == "f16":
+        @lineless_device
+        def store(out, i, a, b):
+            ptx.store_u32(out + i * 2, ptx.f16x2(a, b))
+    else:
+        @lineless_device
+        def store(out, i, a, b):
+            ptx.store_u32(out + i * 2, ptx.bf16x2(a, b))
+    return store
+
+
+@functools.cache
+def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format, bulk, depth):
+    """The kernel.
+
+    x_tile   bytes of the activations of 128 inputs in a stage
+    fetch_x  device function (to, x, x_scales, lane, rows, deep, k): a warp copies those of inputs 128 k .. into `to`
+    product  device function (tile, x, lane, sums) -> sums + the products of two tiles; TILES * row_groups sums of 4
+    unit     a power of two that the sums are multiplied by in the end
+    bulk     bulk copies and dependent launches (sm_90 and up)
+    depth    stages of the ring
+    """
+    tile_bytes, sums = packing.tile_bytes, TILES * row_groups
+    piece_bytes = packed.TILES * tile_bytes
+    x_at = K_GROUPS * piece_bytes
+    stage = x_at + K_GROUPS * x_tile
+    sums_at = depth * stage
+    bars_at = sums_at + (K_GROUPS - 1) * PARTS * sums * 512
+    arrivals = 33 if bulk else 32     # of a full stage: every lane's cp.async, and the bulk copy's announcement
+    store, micro = store_pair(out_format), packing.block == 16
+    wait_for = wait if bulk else poll
+
+    @lineless_device
+    def fetch_weights(to, source, pieces, bar, lane):
+        if bulk:
+            if lane == 0:
+                ptx.mbarrier_arrive_expect(bar, u32(pieces * piece_bytes))
+                ptx.bulk_load(to, source, u32(pieces * piece_bytes), bar)
+        else:
+            for i in range(lane, u32(pieces * (piece_bytes // 16)), 32):
+                ptx.copy_16(u32(to + i * 16), source + u64(i) * 16)
+
+    @lineless_device
+    def fetch(ring, bars, w, x, x_scales, lane, rows, deep, begin, end):
+        """The fetching warp."""
+        at, k = begin, u32(begin % deep)
+        early = begin                                            # the first piece that was not fetched early
+        if bulk:
+            early_k = k
+            for s in static_range(depth):
+                if early < end:
+                    pieces = pieces_of_stage(early, early_k, end, deep)
+                    fetch_weights(u32(ring + s * stage), w + u64(early) * piece_bytes, pieces, u32(bars + s * 8), lane)
+                    early, early_k = u32(early + pieces), u32(early_k + pieces)
+                    early_k = u32(0) if early_k == deep else early_k
+            ptx.launch_dependents()
+            ptx.wait_dependencies()
+        slot, parity = u32(0), u32(1)
+        while at < end:
+            pieces, full, to = pieces_of_stage(at, k, end, deep), u32(bars + slot * 8), u32(ring + slot * stage)
+            wait_for(u32(full + depth * 8), parity)
+            if at >= early:
+                fetch_weights(to, w + u64(at) * piece_bytes, pieces, full, lane)
+            for i in static_range(K_GROUPS):
+                if i < pieces:
+                    fetch_x(u32(to + (x_at + i * x_tile)), x, x_scales, lane, rows, deep, u32(k + i))
+            ptx.copy_arrive(full)
+            at, k = u32(at + pieces), u32(k + pieces)
+            k = u32(0) if k == deep else k
+            slot = u32(slot + 1)
+            if slot == depth:
+                slot, parity = u32(0), u32(parity ^ 1)
+        ptx.copy_wait_all()
+
+    @lineless_device
+    def together(acc, area, part, group, lane, first, last):
+        """Group 0: the sums of all groups. `first`, `last`: whether this is the block's first or last strip."""
+        mine = u32(area + part * (sums * 512) + lane * 16)
+        if group > 0:
+            if not first:
+                ptx.barrier_named(READ, 32 * CONSUMERS)
+            for e in static_range(sums):
+                ptx.store_shared_f32x4(u32(mine + (group - 1) * (PARTS * sums * 512) + e * 512), acc[e])
+            ptx.arrive_named(WRITTEN, 32 * CONSUMERS)
+        else:
+            ptx.barrier_named(WRITTEN, 32 * CONSUMERS)
+            for g in static_range(K_GROUPS - 1):
+                acc = tuple(added(acc[e], ptx.shared_f32x4(u32(mine + (g * PARTS * sums * 512 + e * 512))))
+                            for e in static_range(sums))
+            if not last:
+                ptx.arrive_named(READ, 32 * CONSUMERS)
+        return acc
+
+    @lineless_device
+    def write(acc, out, alpha, tile, lane, rows, n):
+        """Two tiles of outputs; lane 4g + t has rows 2g, 2g + 1 of a tile and activation rows 8j + 2t, 8j + 2t + 1."""
+        for r in static_range(TILES):
+            if (tile + r) * 16 < n:
+                factor = f32(unit)
+                if micro:
+                    factor = factor * ptx.load_f32(alpha + u64(tile + r) * 4)
+                for e in static_range(2 * row_groups):
+                    row, four = u32((lane & 3) * 2 + (e // 2 * 8 + e % 2)), acc[r * row_groups + e // 2]
+                    if row < rows:
+                        store(out, u64(row) * n + ((tile + r) * 16 + (lane >> 2) * 2),
+                              four[e % 2] * factor, four[e % 2 + 2] * factor)
+
+    @lineless_device
+    def finish(acc, area, alpha, out, work, lane, group, part, rows, n, deep, pieces, begin, end, strip):
+        """The block's part of a strip is summed up: pass it on, or add the others' and write."""
+        block, blocks, start = ptx.block_x(), ptx.blocks_x(), u32(strip * deep)
+        owner, last_strip = begin <= start, end <= start + deep
+        if owner and end < start + deep:
+            last = u32((u32((start + deep) * blocks) - 1) // pieces)
+            for q in range(block + 1 + group, last + 1, K_GROUPS):
+                theirs = work + (u64(q) * PARTS + part) * (sums * 512) + lane * 16
+                given = tuple(ptx.read_x4_relaxed(theirs + e * 512) for e in static_range(sums))
+                acc = tuple(added(acc[e], settled(given[e], theirs + e * 512)) for e in static_range(sums))
+        acc = together(acc, area, part, group, lane, strip == begin // deep, last_strip)
+        if group == 0:
+            if owner:
+                write(acc, out, alpha, u32(strip * packed.TILES + part * TILES), lane, rows, n)
+            else:
+                mine = work + (u64(block) * PARTS + part) * (sums * 512) + lane * 16
+                for e in static_range(sums):
+                    ptx.store_x4_relaxed(mine + e * 512, words_of(acc[e]))
+
+    @lineless_device
+    def multiply(ring, bars, alpha, out, work, lane, warp, rows, n, deep, pieces, begin, end):
+        """A multiplying warp."""
+        group, part = u32(warp // PARTS), u32(warp % PARTS)
+        mine = u32(ring + (group * packed.TILES + part * TILES) * tile_bytes)
+        x_mine = u32(ring + x_at + group * x_tile)
+        at, strip = begin, u32(begin // deep)
+        k = u32(begin - strip * deep)
+        slot, parity, ready = u32(0), u32(0), u32(0)
+        acc = ((0.0, 0.0, 0.0, 0.0),) * sums
+        while at < end:
+            count, bar, here = pieces_of_stage(at, k, end, deep), u32(bars + slot * 8), u32(slot * stage)
+            if ready == 0:
+                wait_for(bar, parity)
+            slot = u32(slot + 1)
+            if slot == depth:
+                slot, parity = u32(0), u32(parity ^ 1)
+            ready = ptx.mbarrier_test(u32(bars + slot * 8), parity)      # asked early: the answer takes a while
+            if group < count:
+                acc = product(u32(mine + here), u32(x_mine + here), lane, acc)
+            ptx.warp_barrier()
+            if lane == 0:
+                ptx.mbarrier_arrive(u32(bar + depth * 8))
+            at, k = u32(at + count), u32(k + count)
+            if k == deep or at == end:
+                finish(acc, u32(ring + sums_at), alpha, out, work, lane, group, part, rows, n, deep, pieces, begin, end,
+                       strip)
+                acc = ((0.0, 0.0, 0.0, 0.0),) * sums
+                k, strip = u32(0), u32(strip + 1)
+
+    @kernel(threads=THREADS, shared=bars_at + 16 * depth)
+    def walk(w: u64, x: u64, x_scales: u64, alpha: u64, out: u64, work: u64, rows: u32, n: u32, deep: u32, pieces: u32):
+        lane, warp, block, blocks = ptx.lane(), u32(ptx.thread_x() // 32), ptx.block_x(), ptx.blocks_x()
+        ring = ptx.shared_address(cuda.shared.array(0, types.uint8))
+        bars = u32(ring + bars_at)                               # depth of full, depth of empty
+        begin = u32(u32(block * pieces) // blocks)
+        end = u32(u32(u32(block + 1) * pieces) // blocks)
+        if ptx.thread_x() == 0:
+            for s in static_range(depth):
+                ptx.mbarrier_init(u32(bars + s * 8), arrivals)
+                ptx.mbarrier_init(u32(bars + (depth + s) * 8), CONSUMERS)
+            ptx.fence_block()
+        ptx.barrier()
+        if warp == CONSUMERS:
+            fetch(ring, bars, w, x, x_scales, lane, rows, deep, begin, end)
+        else:
+            multiply(ring, bars, alpha, out, work, lane, warp, rows, n, deep, pieces, begin, end)
+    return dataclasses.replace(walk, name=name)
