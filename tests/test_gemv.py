@@ -1,0 +1,52 @@
+"""gemv and gemv_sm120a beyond their CASES: every code, extreme scales, rows that do not depend on their company."""
+import numpy as np
+
+from qwentin import numerics
+from qwentin.kernels import gemv, gemv_sm120a, lab, machines, packed, strips
+
+
+def block_scaled(codes, scales, x, x_scale, packing):
+    """(emulated, float64) products of the sm_120a kernel."""
+    n, rows = len(codes), len(x)
+    arguments = dict(w=packed.pack(packing, codes, scales), x=packed.byte_order(x), x_scale=x_scale,
+                     out=np.empty((rows, n), np.float32), work=strips.workspace(rows, 1), n=n, packing=packing, blocks=1)
+    got = lab.run(gemv_sm120a, arguments, machines.Emulator("sm_120a"))["out"]
+    weights = packed.decode(packing, arguments["w"], n).astype(np.float64)
+    activations = numerics.E4M3.decode(x).astype(np.float64) * np.repeat(numerics.decode_ue8m0(x_scale), 32, axis=1)
+    return got, activations @ weights.T
+
+
+def test_all_64_codes_meet_one_activation_each():
+    """Row r holds code r at input r and zeros elsewhere: the product is that value, exactly."""
+    packing = gemv_sm120a.PACKINGS["fp6-32"]
+    codes = np.zeros((64, 128), np.uint8)
+    codes[np.arange(64), np.arange(64)] = np.arange(64)
+    x = np.full((1, 128), 0x38, np.uint8)                                # ones
+    got, want = block_scaled(codes, np.full((64, 4), 127, np.uint8), x, np.full((1, 4), 127, np.uint8), packing)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(got[0], numerics.E2M3.values)
+
+
+def test_scales_from_end_to_end_and_zero_rows():
+    """Weight scales 2^-127 .. 2^127 against activation scales that bring the product back into float32; zeros stay zero."""
+    packing, rng = gemv_sm120a.PACKINGS["fp6-32"], np.random.default_rng(0)
+    codes = rng.integers(0, 64, (256, 128)).astype(np.uint8)
+    codes[7] = 0
+    weight = np.minimum(np.arange(256), 254).astype(np.uint8)
+    for x_scale in (0, 64, 127, 190, 254):
+        x = numerics.E4M3.encode(rng.standard_normal((2, 128)).astype(np.float32))
+        x[1] = 0
+        scales = np.repeat(weight[:, None], 4, axis=1)
+        got, want = block_scaled(codes, scales, x, np.full((2, 4), x_scale, np.uint8), packing)
+        inside = (np.abs(want) < 2.0 ** 120) & (np.abs(want) > 2.0 ** -110)
+        assert inside[0].sum() > 80
+        np.testing.assert_allclose(got[inside], want[inside], rtol=2.0 ** -16)
+        assert not got[1].any() and not got[0, 7].any()
+
+
+def test_a_row_does_not_depend_on_its_company():
+    """The same bits for one row alone and among sixteen, with strips that blocks share."""
+    arguments = gemv.make(np.random.default_rng(1), n=128, k=512, rows=16, blocks=3)
+    together = lab.run(gemv, arguments, machines.Emulator())["out"]
+    alone = dict(arguments, x=arguments["x"][5:6].copy(), out=arguments["out"][5:6].copy(), work=strips.workspace(1, 3))
+    np.testing.assert_array_equal(lab.run(gemv, alone, machines.Emulator())["out"][0], together[5])
