@@ -50,3 +50,12 @@ def test_a_row_does_not_depend_on_its_company():
     together = lab.run(gemv, arguments, machines.Emulator())["out"]
     alone = dict(arguments, x=arguments["x"][5:6].copy(), out=arguments["out"][5:6].copy(), work=strips.workspace(1, 3))
     np.testing.assert_array_equal(lab.run(gemv, alone, machines.Emulator())["out"][0], together[5])
+
+
+def test_the_outputs_of_a_wider_row():
+    """Columns beyond N belong to another matrix: the row's stride counts, and they stay as they are."""
+    a = gemv.make(np.random.default_rng(2), n=144, k=256, rows=3, blocks=3)
+    wide = np.full((3, 150), 7, np.float32)
+    for out in (a["out"], wide):
+        gemv.launch(machines.Emulator().start(), **{**a, "out": out, "work": a["work"].copy()})
+    assert np.array_equal(wide[:, :144], a["out"]) and (wide[:, 144:] == 7).all()

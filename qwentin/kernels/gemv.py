@@ -5,7 +5,7 @@
     w      u8 [N / 128, K / 128, 8, tile_bytes]       packed.py draws it; any codes with any block
     x      f16 or bf16 (u16) [M, K]                   M <= 32; bf16 below 2^31 in size
     alpha  f32 [N / 16]                               block 16 only: one factor for each 16 outputs
-    out    f32, f16 or bf16 (u16) [M, N]              N a multiple of 16
+    out    f32, f16 or bf16 (u16) [M, W]              N a multiple of 16, W even; columns 0 .. N - 1 are written
     work   u32, of strips.workspace(M, blocks)        as every launch leaves it
 
 The weights are nearly all the traffic, and each is read once; strips.py says by whom. What is left to do for a weight is
@@ -223,8 +223,8 @@ def launch(stream, w, x, out, work, n, packing, blocks, alpha=None, bulk=True, d
                  strips.depth_for(packing, groups, 2048 * groups, shared))
     if rows:
         pieces = w.shape[0] * w.shape[1]
-        stream.launch(made, min(blocks, pieces), w, x, 0, 0 if alpha is None else alpha, out, work, rows, n, k // 128,
-                      pieces, dependent=dependent)
+        stream.launch(made, min(blocks, pieces), w, x, 0, 0 if alpha is None else alpha, out, work, rows, n,
+                      out.shape[1], k // 128, pieces, dependent=dependent)
 
 
 def checked(name, w, x, out, work, n, packing, blocks):
@@ -233,8 +233,8 @@ def checked(name, w, x, out, work, n, packing, blocks):
     if rows > strips.MAX_ROWS or n % 16 or n < 16:
         raise ValueError(f"{name} takes up to {strips.MAX_ROWS} rows and a positive multiple of 16 outputs, "
                          f"got {rows} and {n}")
-    if tuple(out.shape) != (rows, n):
-        raise ValueError(f"out must have shape {(rows, n)}, got {tuple(out.shape)}")
+    if len(out.shape) != 2 or out.shape[0] != rows or out.shape[1] < n or out.shape[1] % 2:
+        raise ValueError(f"out must have shape [{rows}, W] with W even and at least {n}, got {tuple(out.shape)}")
     if tuple(w.shape) != packing.shape(n, k) or w.dtype != np.uint8:
         raise ValueError(f"w must be u8 {packing.shape(n, k)} for {n} x {k} {packing.name}, "
                          f"got {w.dtype} {tuple(w.shape)}")

@@ -5,7 +5,7 @@
     w        u8 [N / 128, K / 128, 8, tile_bytes]     packed.py draws it; e2m3, e2m1 or e4m3, block 32 or 128
     x        u8 [M, K]                                e4m3 in byte order (packed.byte_order), no NaN; M <= 32
     x_scale  u8 [M, K / 32]                           ue8m0, no NaN
-    out      f32, f16 or bf16 (u16) [M, N]            N a multiple of 16
+    out      f32, f16 or bf16 (u16) [M, W]            N a multiple of 16, W even; columns 0 .. N - 1 are written
     work     u32, of strips.workspace(M, blocks)      as every launch leaves it
 
 The walk is that of gemv (strips.py). mma m16n8k32 takes codes one a byte, so 32 inputs of 16 rows are four registers of
@@ -161,8 +161,8 @@ def launch(stream, w, x, x_scale, out, work, n, packing, blocks, dependent=False
                  strips.depth_for(packing, groups, 1056 * groups, shared))
     if rows:
         pieces = w.shape[0] * w.shape[1]
-        stream.launch(made, min(blocks, pieces), w, x, x_scale, 0, out, work, rows, n, k // 128, pieces,
-                      dependent=dependent)
+        stream.launch(made, min(blocks, pieces), w, x, x_scale, 0, out, work, rows, n, out.shape[1],
+                      k // 128, pieces, dependent=dependent)
 
 
 # As in gemv; the instruction's own sums run over 32 inputs, and without a block's scale over all of a strip.

@@ -205,7 +205,7 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
         return acc
 
     @lineless_device
-    def write(acc, out, alpha, tile, lane, rows, n):
+    def write(acc, out, alpha, tile, lane, rows, n, width):
         """Two tiles of outputs; lane 4g + t has rows 2g, 2g + 1 of a tile and activation rows 8j + 2t, 8j + 2t + 1."""
         for r in static_range(TILES):
             if (tile + r) * 16 < n:
@@ -215,11 +215,12 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
                 for e in static_range(2 * row_groups):
                     row, four = u32((lane & 3) * 2 + (e // 2 * 8 + e % 2)), acc[r * row_groups + e // 2]
                     if row < rows:
-                        store(out, u64(row) * n + ((tile + r) * 16 + (lane >> 2) * 2),
+                        store(out, u64(row) * width + ((tile + r) * 16 + (lane >> 2) * 2),
                               four[e % 2] * factor, four[e % 2 + 2] * factor)
 
     @lineless_device
-    def finish(acc, area, alpha, out, work, lane, group, part, rows, n, deep, pieces, begin, end, strip):
+    def finish(acc, area, alpha, out, work, lane, group, part, rows, n, width, deep, pieces, begin,
+               end, strip):
         """The block's part of a strip is summed up: pass it on, or add the others' and write."""
         block, blocks, start = ptx.block_x(), ptx.blocks_x(), u32(strip * deep)
         owner, last_strip = begin <= start, end <= start + deep
@@ -232,14 +233,14 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
         acc = together(acc, area, part, group, lane, strip == begin // deep, last_strip)
         if group == 0:
             if owner:
-                write(acc, out, alpha, u32(strip * packed.TILES + part * TILES), lane, rows, n)
+                write(acc, out, alpha, u32(strip * packed.TILES + part * TILES), lane, rows, n, width)
             else:
                 mine = work + (u64(block) * PARTS + part) * (sums * 512) + lane * 16
                 for e in static_range(sums):
                     ptx.store_x4_relaxed(mine + e * 512, words_of(acc[e]))
 
     @lineless_device
-    def multiply(ring, bars, alpha, out, work, lane, warp, rows, n, deep, pieces, begin, end):
+    def multiply(ring, bars, alpha, out, work, lane, warp, rows, n, width, deep, pieces, begin, end):
         """A multiplying warp."""
         group, part = u32(warp // PARTS), u32(warp % PARTS)
         mine = u32(ring + (group * packed.TILES + part * TILES) * tile_bytes)
@@ -263,13 +264,14 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
                 ptx.mbarrier_arrive(u32(bar + depth * 8))
             at, k = u32(at + count), u32(k + count)
             if k == deep or at == end:
-                finish(acc, u32(ring + sums_at), alpha, out, work, lane, group, part, rows, n, deep, pieces, begin, end,
-                       strip)
+                finish(acc, u32(ring + sums_at), alpha, out, work, lane, group, part, rows, n, width, deep, pieces,
+                       begin, end, strip)
                 acc = ((0.0, 0.0, 0.0, 0.0),) * sums
                 k, strip = u32(0), u32(strip + 1)
 
     @kernel(threads=THREADS, shared=bars_at + 16 * depth)
-    def walk(w: u64, x: u64, x_scales: u64, alpha: u64, out: u64, work: u64, rows: u32, n: u32, deep: u32, pieces: u32):
+    def walk(w: u64, x: u64, x_scales: u64, alpha: u64, out: u64, work: u64, rows: u32, n: u32, width: u32,
+             deep: u32, pieces: u32):
         lane, warp, block, blocks = ptx.lane(), u32(ptx.thread_x() // 32), ptx.block_x(), ptx.blocks_x()
         ring = ptx.shared_address(cuda.shared.array(0, types.uint8))
         bars = u32(ring + bars_at)                               # depth of full, depth of empty
@@ -284,5 +286,5 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
         if warp == CONSUMERS:
             fetch(ring, bars, w, x, x_scales, lane, rows, deep, begin, end)
         else:
-            multiply(ring, bars, alpha, out, work, lane, warp, rows, n, deep, pieces, begin, end)
+            multiply(ring, bars, alpha, out, work, lane, warp, rows, n, width, deep, pieces, begin, end)
     return dataclasses.replace(walk, name=name)
