@@ -173,10 +173,18 @@ class Device:
         array.upload(values)
         return array
 
+    def copy(self, target, source, stream):
+        """Queue a copy between device arrays of the same number of bytes."""
+        assert target.nbytes == source.nbytes, "a copy fills its target"
+        call("cuMemcpyDtoDAsync", target.address, source.address, source.nbytes, stream.handle)
+
+    def clear(self, array, stream):
+        """Queue zeros for an array."""
+        call("cuMemsetD8Async", array.address, 0, array.nbytes, stream.handle)
+
     def free_bytes(self):
         """Device memory that nobody has taken."""
-        _, free, _ = driver().cuMemGetInfo()
-        return free
+        return driver().cuMemGetInfo()[1]
 
     def function(self, kernel):
         """The loaded machine code of a kernel, its shared-memory limit raised."""

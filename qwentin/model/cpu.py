@@ -104,7 +104,9 @@ class CpuTower:
 
     def import_state(self, slot: int, pages: list[int], arrays: dict[str, np.ndarray]) -> bool:
         """Put an exported past into a slot and pages; False, with nothing changed, if its shapes are another model's."""
-        kv = arrays["kv"]
+        kv = arrays.get("kv")
+        if kv is None:                          # another tower's keys
+            return False
         wanted = {"kv": self.kv.shape[:2] + kv.shape[2:3] + self.kv.shape[4:], "S": self.S[:, slot].shape,
                   "window": self.window[:, slot].shape}
         if any(arrays[name].shape != shape for name, shape in wanted.items()) or kv.shape[2] > len(pages) * PAGE:

@@ -1,0 +1,44 @@
+"""A full-attention mixer on the device: projection, norm + rope + append, attention over pages with its gate, projection.
+
+    x f16 [T, D] -> qkv f32 -> q; K and V into the pages -> attended f16 [T, H, 256] -> delta f32 [T, D]
+
+Who calls: model/cuda.py. Proven against model/cpu.py by tests/test_cuda.py.
+"""
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..kernels import attn_decode, rope_append
+from .matrix import Matrix
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Weights of one layer and its planes of the cache."""
+    qkv: Matrix
+    out: Matrix
+    q_norm: object              # f32 [256], as stored: rope_append adds 1
+    k_norm: object
+    inv_freq: object            # f32 [rotary / 2]
+    keys: object                # [P, 128, G, 256], bf16 or e4m3
+    values: object
+    eps: float
+    kind = "attention"
+
+    @classmethod
+    def read(cls, source, prefix, config, keys, values):
+        a, upload = prefix + "self_attn.", source.backend.upload
+        frequency = config.rope_theta ** (-np.arange(0, config.rotary_dim, 2) / config.rotary_dim)
+        return cls(source.matrix(*(f"{a}{n}_proj.weight" for n in "qkv")), source.matrix(a + "o_proj.weight"),
+                   upload(source.vector(a + "q_norm.weight")), upload(source.vector(a + "k_norm.weight")),
+                   upload(frequency.astype(np.float32)), keys, values, config.rms_norm_eps)
+
+    def queue(self, backend, b, work):
+        """Queue the mixer of a round with buffers b: b.x -> b.delta."""
+        self.qkv.launch(backend, b.x, b.qkv, work)
+        heads = b.q.shape[1]
+        rope_append.launch(backend.stream, b.qkv, self.q_norm, self.k_norm, self.inv_freq, b.positions, b.places, heads, b.q,
+                           self.keys, self.values, eps=self.eps)
+        attn_decode.launch(backend.stream, b.q, b.qkv, self.keys, self.values, b.pages, b.starts, b.lengths, b.ancestors,
+                           1.0, 1.0, b.attended, b.partial, b.stats)
+        self.out.launch(backend, b.attended.reshape(b.bucket.rows, heads * 256), b.delta, work)

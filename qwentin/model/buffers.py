@@ -1,0 +1,145 @@
+"""What a round of the CUDA tower reads and writes besides weights and state: its integers and its scratch, planned at load.
+
+A round is up to 32 rows of up to 32 sequences. Its sizes are rounded up to a Bucket, for which a graph is captured once;
+everything else that changes from round to round is device data, one block of 32-bit integers copied in at its start:
+
+    tokens, positions, places, parents, ancestors  [T]      places: page * 128 + row where K and V go, -1 for padding
+    starts [R + 1], lengths [R], pages [R, B]               lengths: rows in the cache before this round's
+    plan [R, 8 + M]                                         kernels/plan.py
+    outputs [O]                                             rows whose logits are wanted
+    moves [1 + 2 M]                                         kernels/kv_move.py
+
+Padding rows belong to no sequence: they are computed from token 0 and nobody looks at them.
+Who calls: model/cuda.py. Proven by tests/test_cuda.py.
+"""
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..kernels import attn_decode, plan, topk
+
+ROWS = 32                       # of a round: what gemv takes, and the bits of an ancestor mask
+STEPS = (1, 2, 4, 8, 16, 32)
+DEEP = (1, 8, 16, 32)           # the most rows of a sequence: shapes of delta_verify and attn_decode
+ALIGN = 64                      # integers: fields start at 256-byte boundaries
+BEST = 64                       # candidates of a row that come back with its logits
+
+
+def up(value, steps):
+    """The first step that `value` fits."""
+    return next(step for step in steps if step >= value)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Sizes of a round, rounded up: rows, sequences, the most rows of one, wanted outputs, pages of the longest table."""
+    rows: int
+    sequences: int
+    deep: int
+    outputs: int
+    pages: int
+    moves: bool
+
+    @classmethod
+    def of(cls, rows, sequences, deep, outputs, pages, moves):
+        return cls(up(max(rows, 1), STEPS), up(sequences, STEPS), up(max(deep, 1), DEEP), up(outputs, (0, *STEPS)),
+                   1 << max(pages - 1, 0).bit_length(), moves)
+
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of the integers."""
+        T, R = self.rows, self.sequences
+        return dict(tokens=(T,), positions=(T,), places=(T,), parents=(T,), ancestors=(T,), starts=(R + 1,), lengths=(R,),
+                    pages=(R, self.pages), plan=(R, plan.HEADER + ROWS), outputs=(self.outputs,), moves=(1 + 2 * ROWS,))
+
+    def places(self) -> tuple[dict[str, tuple[int, tuple[int, ...]]], int]:
+        """Name -> (first integer, shape), and how many integers in all."""
+        found, at = {}, 0
+        for name, shape in self.fields().items():
+            found[name] = at, shape
+            at += -(-int(np.prod(shape)) // ALIGN) * ALIGN
+        return found, at
+
+
+DTYPES = {"ancestors": np.uint32}
+
+
+@dataclass
+class Buffers:
+    """One bucket's arrays: views of the memory that all buckets share, as attributes."""
+    bucket: Bucket
+    staging: np.ndarray         # i32, on the host: where the integers are written
+    integers: object            # i32, on the device
+    inputs: dict = field(default_factory=dict)
+    host: dict = field(default_factory=dict)
+
+    def __getattr__(self, name):
+        try:
+            return self.__dict__["inputs"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Scratch:
+    """All memory of a round, at its largest, and the view of it for each bucket."""
+
+    def __init__(self, backend, config, pages, kv_format):
+        self.backend, self.config, self.kv_format = backend, config, kv_format
+        c, T = config, ROWS
+        H, G, Nk, Nv = c.num_attention_heads, c.num_key_value_heads, c.linear_num_key_heads, c.linear_num_value_heads
+        self.largest = Bucket.of(ROWS, ROWS, ROWS, ROWS, pages, True)
+        self.count = self.largest.places()[1]
+        self.staging = backend.staging((self.count,), np.int32)
+        self.integers = backend.zeros((self.count * 4,), np.uint8)
+        D, F, V, wide = c.hidden_size, c.intermediate_size, c.vocab_size, c.conv_channels + Nv * 130
+        f32, f16 = np.float32, np.float16
+        self.shapes = dict(
+            hidden=((T, D), f32), delta=((T, D), f32), x=((T, D), f16), normed=((T, D), f32), head_x=((T, D), f16),
+            pair=((T, D), f32), projected=((T, -(-wide // 8) * 8), f32), linear_q=((T, Nk, 128), f32),
+            linear_out=((T, Nv, 128), f32), gated=((T, Nv, 128), f16), qkv=((T, (2 * H + 2 * G) * 256), f32),
+            q=((T, H, 256), np.uint16 if kv_format == "bf16" else f16), attended=((T, H, 256), f16),
+            gate_up=((T, 2 * F), f32), product=((T, F), f16), logits=((T, V), f32))
+        self.arrays = {name: backend.zeros(shape, dtype) for name, (shape, dtype) in self.shapes.items()}
+        self.best_values, self.best_ids = backend.zeros((T * BEST,), f32), backend.zeros((T * BEST,), np.uint32)
+        self.topk_work = backend.zeros((topk.workspace_size(T, V, BEST),), np.uint32)
+        lines = max(G * (self.splits(d) + ROWS) * d * (H // G) for d in DEEP)
+        self.partial, self.stats = backend.zeros((lines * 256 * 4,), np.uint8), backend.zeros((lines * 8,), np.uint8)
+        self.made = {}
+
+    def splits(self, deep):
+        """Blocks that share a group's keys."""
+        c = self.config
+        per = c.num_attention_heads // c.num_key_value_heads
+        return attn_decode.splits_for(self.backend.multiprocessors, self.backend.shared, c.num_key_value_heads, per, deep,
+                                      self.kv_format, self.kv_format)
+
+    @property
+    def nbytes(self):
+        arrays = [*self.arrays.values(), self.partial, self.stats, self.integers, self.topk_work, self.best_values,
+                  self.best_ids]
+        return sum(a.nbytes for a in arrays)
+
+    def buffers(self, bucket) -> Buffers:
+        """The views of a bucket, made once."""
+        if bucket not in self.made:
+            self.made[bucket] = self.make(bucket)
+        return self.made[bucket]
+
+    def make(self, bucket):
+        view, c = self.backend.view, self.config
+        places, count = bucket.places()
+        buffers = Buffers(bucket, self.staging[:count], view(self.integers, 0, (count,), np.int32))
+        for name, (at, shape) in places.items():
+            dtype = DTYPES.get(name, np.int32)
+            buffers.inputs[name] = view(self.integers, at * 4, shape, dtype)
+            buffers.host[name] = self.staging[at:at + int(np.prod(shape))].view(dtype).reshape(shape)
+        T, R, O = bucket.rows, bucket.sequences, bucket.outputs
+        for name, array in self.arrays.items():
+            buffers.inputs[name] = array[:O if name in ("head_x", "logits") else T]
+        G, per = c.num_key_value_heads, c.num_attention_heads // c.num_key_value_heads
+        lines = G, self.splits(bucket.deep) + R, bucket.deep * per
+        buffers.inputs["partial"] = view(self.partial, 0, (*lines, 256), np.float32)
+        buffers.inputs["stats"] = view(self.stats, 0, (*lines, 2), np.float32)
+        buffers.inputs["best_values"] = self.best_values[:O * BEST].reshape(O, BEST)
+        buffers.inputs["best_ids"] = self.best_ids[:O * BEST].reshape(O, BEST)
+        buffers.inputs["topk_work"] = self.topk_work[:topk.workspace_size(O, c.vocab_size, BEST)]
+        return buffers

@@ -1,0 +1,70 @@
+"""A gated-DeltaNet mixer on the device: one projection, convolution and split, delta rule, gated norm, projection.
+
+    x f16 [T, D] -> projected f32 [q k v | z | b | a] -> q and the round's rows (k, v, beta, g) -> delta f32 [T, D]
+
+S and the convolution's window are read and, by the rows that the round before accepted, moved on (kernels/plan.py).
+Who calls: model/cuda.py. Proven against model/cpu.py by tests/test_cuda.py.
+"""
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..kernels import conv_split, delta_verify, gated_norm
+from .matrix import Matrix
+
+
+@dataclass(frozen=True)
+class Pools:
+    """One layer's recurrent state of every slot, and the rows of the last rounds in entries of M rows."""
+    S: object                   # f32 [slots, Nv, 128, 128]
+    window: object              # f32 [slots, 3, C]
+    pending: object             # f32 [E, M, C]
+    k: object                   # f32 [E, M, Nk, 128]
+    v: object                   # f32 [E, M, Nv, 128]
+    beta: object                # f32 [E, M, Nv]
+    g: object
+
+    @classmethod
+    def make(cls, backend, config, slots, entries, rows):
+        c = config
+        Nk, Nv, C = c.linear_num_key_heads, c.linear_num_value_heads, c.conv_channels
+        shapes = dict(S=(slots, Nv, 128, 128), window=(slots, 3, C), pending=(entries, rows, C), k=(entries, rows, Nk, 128),
+                      v=(entries, rows, Nv, 128), beta=(entries, rows, Nv), g=(entries, rows, Nv))
+        return cls(**{name: backend.zeros(shape, np.float32) for name, shape in shapes.items()})
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Weights of one layer and its pools."""
+    into: Matrix
+    out: Matrix
+    conv: object                # f32 [4, C]
+    decay: object               # f32 [Nv], -exp(A_log)
+    dt_bias: object
+    norm: object                # f32 [128], as it is
+    pools: Pools
+    channels: int
+    eps: float
+    kind = "delta net"
+
+    @classmethod
+    def read(cls, source, prefix, config, pools):
+        a, get, upload = prefix + "linear_attn.", source.vector, source.backend.upload
+        return cls(source.matrix(*(f"{a}in_proj_{n}.weight" for n in ("qkv", "z", "b", "a"))),
+                   source.matrix(a + "out_proj.weight"), upload(np.ascontiguousarray(get(a + "conv1d.weight")[:, 0].T)),
+                   upload(-np.exp(get(a + "A_log"))), upload(get(a + "dt_bias")), upload(get(a + "norm.weight")), pools,
+                   config.conv_channels, config.rms_norm_eps)
+
+    def queue(self, backend, b, work):
+        """Queue the mixer of a round with buffers b: b.x -> b.delta."""
+        self.into.launch(backend, b.x, b.projected, work)
+        self.advance(backend, b, b.bucket.deep)
+        gated_norm.launch(backend.stream, b.linear_out, b.projected, self.channels, self.norm, b.gated, self.eps)
+        self.out.launch(backend, b.gated.reshape(b.bucket.rows, b.gated.shape[1] * 128), b.delta, work)
+
+    def advance(self, backend, b, rows):
+        """Commit what the plan says was accepted, and run up to `rows` new rows of each sequence; with 0, only commit."""
+        p = self.pools
+        conv_split.launch(backend.stream, b.projected, self.conv, self.decay, self.dt_bias, b.plan, b.parents, p.window,
+                          p.pending, b.linear_q, p.k, p.v, p.beta, p.g, rows)
+        delta_verify.launch(backend.stream, p.S, b.linear_q, p.k, p.v, p.beta, p.g, b.plan, b.parents, b.linear_out, rows)

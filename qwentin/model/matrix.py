@@ -1,0 +1,113 @@
+"""A weight matrix on the device, and how a checkpoint's tensors become one.
+
+    tensors of one input, stacked      | packed: one gemv                     | 16-bit: one dense |
+    columns of the product               0 .................................. n  ................ width
+
+Tensors that share a packing become one run of strips (packed.py), so that one launch reads them all; what the converter
+left in 16 bits comes behind, in f16. Anything else that a checkpoint may hold (block FP8, NVFP4 as published, float32) is
+decoded and held in f16: right, but as large as BF16; `qwentin convert` makes it small.
+
+Who calls: the files of the layers, at load. Proven by tests/test_cuda.py.
+"""
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import numerics
+from ..errors import CheckpointError
+from ..kernels import dense, gemv, packed, strips
+from .encodings import Rows, Tiles
+
+LARGEST = 65504.0               # of f16
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """[width, K] as up to two parts: `tiles`, u8 packing.shape(n, K), then `plain`, f16 [rest, K].
+
+    `width` is a multiple of 8, so that rows of the product start at 16-byte boundaries; the last columns may be padding.
+    """
+    width: int
+    packing: packed.Packing | None
+    tiles: object
+    alpha: object               # f32 [n / 16], nvfp4 only
+    n: int                      # rows of tiles
+    plain: object
+
+    def launch(self, backend, x, out, work):
+        """Queue out[:, :] = x w^T. x f16 [M, K], M <= 32; out f32 [M, width]."""
+        if self.tiles is not None:
+            gemv.launch(backend.stream, self.tiles, x, out, work, self.n, self.packing, backend.multiprocessors, self.alpha,
+                        shared=backend.shared)
+        if self.plain is not None:
+            dense.launch(backend.stream, self.plain, x, self.n, out)
+
+
+def workspace(backend):
+    """What every Matrix.launch of a stream shares."""
+    return backend.upload(strips.workspace(strips.MAX_ROWS, backend.multiprocessors))
+
+
+class Source:
+    """A checkpoint's tensors, on their way to a backend. The synthetic weights of bench/ have the same three methods."""
+
+    def __init__(self, checkpoint, backend):
+        self.checkpoint, self.backend = checkpoint, backend
+
+    def vector(self, name):
+        """A small tensor, f32 on the host."""
+        return self.checkpoint.f32(name)
+
+    def matrix(self, *names, columns=None) -> Matrix:
+        """The named tensors stacked. columns: a slice of the inputs, in whole 128s."""
+        tensors = [self.checkpoint.tensors[name] for name in names]
+        tiled = [t for t in tensors if isinstance(t.encoding, Tiles)]
+        packing = tiled[0].encoding.packing if tiled else None
+        together = tensors[:len(tiled)] == tiled and all(
+            t.encoding.packing == packing and t.shape[0] % packed.STRIP == 0 for t in tiled)
+        if tiled and not together and len(tensors) > 1:
+            raise CheckpointError(f"{', '.join(names)} are packed in ways that cannot be stacked; convert the checkpoint "
+                                  "again with one --weights for all.")
+        n = sum(t.shape[0] for t in tiled)
+        rest = [half(t, columns) for t in tensors[len(tiled):]]
+        width = n + sum(map(len, rest))
+        return Matrix(-(-width // 8) * 8, packing, self.tiles(tiled, columns), self.alphas(tiled), n,
+                      self.backend.upload(np.concatenate(rest)) if rest else None)
+
+    def tiles(self, tensors, columns):
+        """Their strips, one after the other, streamed from the file's map."""
+        if not tensors:
+            return None
+        parts = [t.parts[t.encoding.codes].array() for t in tensors]
+        if columns is not None:
+            parts = [p[:, columns.start // packed.DEPTH:columns.stop // packed.DEPTH] for p in parts]
+        out = self.backend.empty((sum(map(len, parts)), *parts[0].shape[1:]), np.uint8)
+        at = 0
+        for part in parts:
+            self.backend.fill(out[at:at + len(part)], part)
+            at += len(part)
+        return out
+
+    def alphas(self, tensors):
+        if not tensors or tensors[0].encoding.packing != packed.NVFP4:
+            return None
+        return self.backend.upload(np.concatenate([
+            np.full(t.shape[0] // packed.ROWS, t.parts["weight_alpha"].floats(), np.float32) for t in tensors]))
+
+    def table(self, name):
+        """(codes, scales or None, format): the embedding as kernels/embed.py reads it."""
+        tensor = self.checkpoint.tensors[name]
+        if isinstance(tensor.encoding, Rows):
+            parts, bits = tensor.parts, tensor.encoding.packing.codes.bits
+            return (self.backend.upload(parts[tensor.encoding.codes].array()),
+                    self.backend.upload(parts["weight_rows_scale"].floats()), {6: "e2m3", 8: "e4m3"}[bits])
+        bits = tensor.parts["weight"].array() if tensor.format == "bf16" else numerics.encode_bf16(tensor.f32())
+        return self.backend.upload(bits), None, "bf16"
+
+
+def half(tensor, columns) -> np.ndarray:
+    """A tensor in f16; CheckpointError if a weight does not fit."""
+    values = tensor.f32() if columns is None else tensor.f32()[:, columns]
+    if np.abs(values).max(initial=0) > LARGEST:
+        raise CheckpointError(f"tensor {tensor.name} holds {np.abs(values).max()}; at most {LARGEST} fits the GPU's f16.")
+    return values.astype(np.float16)
