@@ -1,7 +1,7 @@
-"""`python -m tests.clients.led_server RULES.json [options of the server]`: qwentin's server with some replies written in advance.
+"""`python -m tests.clients.led_server RULES.json [options]`: qwentin's server with some replies written in advance.
 
-An agent's tools are beyond nano: under 10,000 tokens of instructions it does not call them. Here everything is the server and
-nano's tower (prefill, prefix cache, parsing, streaming) except the choice of tokens in replies that a rule names:
+An agent's tools are beyond nano: under 10,000 tokens of instructions it does not call them. Here everything is the server
+and nano's tower (prefill, prefix cache, parsing, streaming) except the choice of tokens in replies that a rule names:
 
     [{"asked": "text in the last message", "say": "reply"}, ...]        the first that fits; without one nano chooses
 

@@ -25,13 +25,14 @@ from .place import Failed
 ROOT = Path(__file__).resolve().parents[2]
 NANO = ROOT / "qwentin" / "nano"
 START_S, STOP_S = 120.0, 60.0
-SAMPLE = re.compile(r'^qwentin_(requests_total|prompt_tokens_total|cached_tokens_total|running|waiting)(\{.*\})? (\S+)$', re.M)
+NAMES = "requests_total|prompt_tokens_total|cached_tokens_total|running|waiting"
+SAMPLE = re.compile(rf'^qwentin_({NAMES})(\{{.*\}})? (\S+)$', re.M)
 
 
 @dataclass
 class Turn:
     """What the server counted during one turn: requests that ended, their prompt tokens, those found in the prefix cache,
-    and the answers that were no 200, by route and status. `client_cached` is what the client itself was told of the cache."""
+    and the answers that were no 200, by route and status. client_cached: what the client itself was told of the cache."""
     did: str = ""
     requests: int = 0
     prompt: int = 0
@@ -78,7 +79,8 @@ class Served:
         now, old = self.counts(), self.before
         self.before = now
         refused = {k: n - old.refused.get(k, 0) for k, n in now.refused.items() if n > old.refused.get(k, 0)}
-        return Turn(did, now.requests - old.requests, now.prompt - old.prompt, now.cached - old.cached, refused, client_cached)
+        return Turn(did, now.requests - old.requests, now.prompt - old.prompt, now.cached - old.cached, refused,
+                    client_cached)
 
     def log_text(self) -> str:
         self.log.seek(0)
@@ -86,13 +88,14 @@ class Served:
 
 
 def widened(folder: Path, window: int) -> Path:
-    """A checkpoint directory in `folder`: nano's files by link, but with `window` positions, and greedy unless a request says
-    otherwise, so that runs can be compared."""
+    """A checkpoint directory in `folder`: nano's files by link, but with `window` positions, and greedy unless a request
+    says otherwise, so that runs can be compared."""
     folder.mkdir()
     for path in NANO.iterdir():
         if path.is_file():
             (folder / path.name).symlink_to(path)
-    for name, change in (("config.json", {"max_position_embeddings": window}), ("generation_config.json", {"do_sample": False})):
+    changes = {"config.json": {"max_position_embeddings": window}, "generation_config.json": {"do_sample": False}}
+    for name, change in changes.items():
         (folder / name).unlink()
         (folder / name).write_text(json.dumps({**json.loads((NANO / name).read_text()), **change}))
     return folder
@@ -100,7 +103,7 @@ def widened(folder: Path, window: int) -> Path:
 
 @contextlib.contextmanager
 def serve(*options: str, window: int = 0, rules=()):
-    """A Served, led by `rules` if there are any. It must stop when told to, with exit code 0 and no traceback in its log."""
+    """A Served, led by `rules` if there are any. It must stop when told to, with code 0 and no traceback in its log."""
     with tempfile.TemporaryDirectory(prefix="qwentin-serve-") as folder, tempfile.TemporaryFile("w+") as log:
         options = ("--port", "0", "--threads", "1", "--served-model-name", "qwentin-nano", *options)
         if window:
@@ -109,8 +112,8 @@ def serve(*options: str, window: int = 0, rules=()):
         if rules:
             program = ["tests.clients.led_server", str(Path(folder) / "rules.json")]
             Path(program[1]).write_text(json.dumps(rules))
-        process = subprocess.Popen([sys.executable, "-m", *program, *options], stdout=subprocess.PIPE, stderr=log, text=True,
-                                   cwd=ROOT, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+        process = subprocess.Popen([sys.executable, "-m", *program, *options], stdout=subprocess.PIPE, stderr=log,
+                                   text=True, cwd=ROOT, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
         server = Served("", process, log)
         try:
             line = process.stdout.readline()

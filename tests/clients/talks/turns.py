@@ -1,5 +1,5 @@
-"""What all talks say, in words that nano knows, and how they tell of it: one JSON line a turn, then wait for a line of leave,
-so that whoever listens can read the server's counters in between."""
+"""What all talks say, in words that nano knows, and how they tell of it: one JSON line a turn, then they wait for a line, so
+that whoever listens can read the server's counters in between."""
 import json
 import sys
 
