@@ -137,6 +137,9 @@ def option(default, help, **more):
 class EngineConfig:
     """How a checkpoint is served. Every field is a command-line option of the same name."""
     model: str = option(str(nano.DIRECTORY), "checkpoint directory (default: the embedded nano model)", metavar="DIR")
+    device: str = option("auto", "where the model runs: auto takes a GPU if there is one that can be used, else cpu",
+                         choices=("auto", "cpu", "cuda", "emulator"))
+    kv: str = option("e4m3", "format of keys and values on a GPU; bf16 takes twice the memory", choices=("e4m3", "bf16"))
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes a free one and prints it", low=0)
     api_key: str = option("", "require this bearer token on every route but /health", metavar="KEY")
@@ -156,7 +159,9 @@ class EngineConfig:
 
     def __post_init__(self):
         for f in fields(self):
-            value, low = getattr(self, f.name), f.metadata.get("low")
+            value, low, choices = getattr(self, f.name), f.metadata.get("low"), f.metadata.get("choices")
+            if choices and value not in choices:
+                raise ConfigError(f"--{f.name.replace('_', '-')} is {value!r}; {', '.join(choices)} can be chosen.")
             if low is not None and value < low:
                 raise ConfigError(f"--{f.name.replace('_', '-')} is {value}; at least {low} was wanted.")
         if not Path(self.model).is_dir():
@@ -195,7 +200,8 @@ def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
         assert f.default is not MISSING
         shown = "" if f.name == "model" or f.default in ("", 0) else f" (default: {f.default})"
         parser.add_argument("--" + f.name.replace("_", "-"), type=type(f.default), default=f.default,
-                            metavar=f.metadata.get("metavar", type(f.default).__name__.upper()),
+                            metavar=f.metadata.get("metavar", "|".join(f.metadata.get("choices", ())) or
+                                                   type(f.default).__name__.upper()),
                             help=f.metadata["help"] + shown)
 
 

@@ -17,8 +17,7 @@ from .chat_template import ChatTemplate
 from .config import EngineConfig, ModelConfig
 from .errors import ConfigError, EngineStopped, QueueFull
 from .history import History
-from .kvpool import KVPool, pages_for
-from .model.cpu import CpuTower, tune_process
+from .kvpool import KVPool
 from .model.weights import open_checkpoint
 from .prefix_store import PrefixStore, model_digest
 from .request import Delta, Done, Event, Finish, GenerateRequest, Progress, PromptScored, Token, Usage
@@ -26,6 +25,7 @@ from .sampler import best, default_sampling, log_probabilities
 from .scheduler import Plan, Scheduler
 from .sequence import Job, Sequence, Sink
 from .tokenizer import Detokenizer, Tokenizer
+from .towers import Placed, place
 
 log = logging.getLogger("qwentin.engine")
 
@@ -33,13 +33,13 @@ log = logging.getLogger("qwentin.engine")
 class Engine:
     """Everything between token ids in and events out. Build with `load`, then `start`."""
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, tower, tokenizer: Tokenizer,
-                 chat_template: ChatTemplate, pages: int):
-        self.config, self.model_config, self.tower = config, model_config, tower
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, placed: Placed, tokenizer: Tokenizer,
+                 chat_template: ChatTemplate):
+        self.config, self.model_config, self.placed, self.tower = config, model_config, placed, placed.tower
         self.tokenizer, self.chat_template = tokenizer, chat_template
         self.max_model_len = config.context_window(model_config)
         self.defaults = default_sampling(config.model)
-        self.scheduler = Scheduler(KVPool(pages), config.max_seqs, config.kept_states(model_config), config.prefill_chunk)
+        self.scheduler = Scheduler(KVPool(placed.pages), config.max_seqs, placed.kept, config.prefill_chunk)
         self.history = History(tokenizer)
         self.store = PrefixStore(config.cache_dir, model_digest(config.model), config.cache_dir_mib * 2**20) \
             if config.cache_dir else None
@@ -61,10 +61,8 @@ class Engine:
             if tokenizer.size > model.vocab_size:
                 raise ConfigError(f"{config.model}: the tokenizer has {tokenizer.size} ids, the model {model.vocab_size} "
                                   "rows; they do not belong together.")
-            pages = pages_for(config.kv_rows(model))
-            tune_process(config.threads)
-            tower = CpuTower(checkpoint, pages, config.max_seqs + config.kept_states(model))
-        return cls(config, model, tower, tokenizer, template, pages)
+            placed = place(config, checkpoint, tokenizer.size)
+        return cls(config, model, placed, tokenizer, template)
 
     # ------------------------------------------------------------------ for other threads
     def start(self) -> None:
@@ -109,7 +107,7 @@ class Engine:
         s = self.scheduler
         busy = {page for sequence in list(s.running) for page in (sequence.table.pages if sequence.table else ())}
         died = self.thread.ident is not None and not self.thread.is_alive() and self.closing is None
-        return {"status": "failed" if died else "ok", "device": "cpu (numpy)", "running": len(s.running),
+        return {"status": "failed" if died else "ok", **self.placed.report(), "running": len(s.running),
                 "waiting": self.accepted - len(self.jobs) + len(s.waiting),
                 "kv_pages": s.pool.total, "kv_pages_free": s.pool.total - len(busy),     # those of the cache can be had
                 "kv_pages_cached": s.pool.total - len(s.pool.free) - len(busy), "prefixes": len(s.cache.entries),

@@ -20,7 +20,7 @@ ROOMS = {
 }
 # spine file: the lower rooms it may import. Everything else in the spine imports the spine alone.
 UPWARD = {
-    "engine.py": {"model"}, "device.py": {"kernels"}, "config.py": {"nano"},
+    "engine.py": {"model"}, "towers.py": {"model"}, "device.py": {"kernels"}, "config.py": {"nano"},
     "__main__.py": {"commands"},
 }
 KERNEL_IMPORTS = {"numerics", "device", "errors", "config"}     # what kernels/ may take from the spine

@@ -8,6 +8,8 @@
 Who calls: model/cuda.py and the files of its layers. Proven by tests/test_cuda.py (emulator) and on a GPU bench/parity.py.
 """
 import math
+from dataclasses import dataclass
+from typing import Callable
 
 import numpy as np
 
@@ -33,7 +35,8 @@ class GpuBackend:
 
     def write(self, array, values):
         """Queue a copy of a staging array; it must stay as it is until synchronize()."""
-        array.upload(values, self.stream)
+        if not isinstance(self.stream, machines.Recorder):
+            array.upload(values, self.stream)
 
     def read(self, array, into):
         """Queue a copy into a staging array; it is there after synchronize()."""
@@ -67,7 +70,7 @@ class GpuBackend:
             self.device.function(kernel)
         with stream.capture() as graph:
             queue()
-        return Replay(lambda: graph.launch(stream))
+        return Replay(lambda: graph.launch(stream), graph)
 
     def synchronize(self):
         self.stream.synchronize()
@@ -111,8 +114,8 @@ class EmulatorBackend:
         pass
 
 
+@dataclass(frozen=True)
 class Replay:
-    """Recorded work."""
-
-    def __init__(self, launch):
-        self.launch = launch
+    """Recorded work: launch() queues it. `graph` is the device's, None where there is none."""
+    launch: Callable[[], None]
+    graph: object = None

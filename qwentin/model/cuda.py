@@ -123,8 +123,8 @@ class CudaTower:
         """Put an exported past into a slot and pages; False, with nothing changed, if it is another model's or format's."""
         kv = arrays.get(self.kv_name)
         states = {name: (len(self.pools), *getattr(self.pools[0], name).shape[1:]) for name in ("S", "window")}
-        if kv is None or kv.shape[1] > len(pages) * PAGE or any(arrays[name].shape != shape for name, shape in states.items()) \
-                or kv.shape != (self.kv.shape[0], kv.shape[1], *self.kv.shape[3:]):
+        if kv is None or kv.shape[1] > len(pages) * PAGE or kv.shape != (self.kv.shape[0], kv.shape[1], *self.kv.shape[3:]) \
+                or any(arrays[name].shape != shape for name, shape in states.items()):
             return False
         self.ledger.close(slot)
         for plane in range(self.kv.shape[0]):

@@ -25,7 +25,8 @@ class DraftHead:
     def read(cls, source, config, layer):
         D, vector = config.hidden_size, lambda name: source.backend.upload(source.vector(f"mtp.{name}.weight"))
         return cls(source.matrix("mtp.fc.weight", columns=slice(0, D)),
-                   source.matrix("mtp.fc.weight", columns=slice(D, 2 * D)), vector("pre_fc_norm_embedding"), vector("pre_fc_norm_hidden"), layer, vector("norm"), config.rms_norm_eps)
+                   source.matrix("mtp.fc.weight", columns=slice(D, 2 * D)), vector("pre_fc_norm_embedding"),
+                   vector("pre_fc_norm_hidden"), layer, vector("norm"), config.rms_norm_eps)
 
     def queue_pairs(self, backend, b, work):
         """b.hidden holds embeddings, b.pair the hiddens; leaves the layer's input as b.hidden + b.delta."""

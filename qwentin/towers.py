@@ -1,0 +1,116 @@
+"""Where the model runs: the choice of a tower, its memory planned before a weight is read, and what came of it in words.
+
+    --device auto     a GPU if there is one that can be used, else cpu
+             cpu      model/cpu.py, numpy
+             cuda     model/cuda.py on a GPU; refused in one sentence where there is none or it is too old or too small
+             emulator model/cuda.py, every kernel's PTX executed on numpy: for looking, a token takes seconds
+
+Who calls: engine.py at load. Proven by tests/test_towers.py.
+"""
+import time
+from dataclasses import dataclass, field
+
+from .config import EngineConfig
+from .device import Device, DeviceError
+from .errors import ConfigError
+from .kvpool import PAGE, pages_for
+from .model.cpu import CpuTower, tune_process
+
+GIB = 1 << 30
+CONTEXT = 640 << 20             # device memory that kernels' code, captured graphs and the driver take, measured: RESULTS.md
+OLDEST = (8, 0)                 # compute capability: mma.sync m16n8k16, cp.async
+ROUNDS_SHARE = 64               # of the device's memory, at most one part in so many holds rows between rounds
+
+
+@dataclass
+class Placed:
+    """A tower and the pools it was built for."""
+    tower: object
+    pages: int
+    slots: int
+    kept: int                   # of the slots, those for snapshots
+    device: str
+    memory: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def report(self) -> dict:
+        """For /health: device, bytes by part, seconds to load, graphs captured so far."""
+        return {"device": self.device, "memory": self.memory, "load_seconds": round(self.seconds, 3),
+                "graphs": len(getattr(self.tower, "graphs", ()))}
+
+
+def place(config: EngineConfig, checkpoint, valid: int) -> Placed:
+    """Build the tower that the configuration asks for. Raises ConfigError or DeviceError before anything is allocated.
+
+    valid: ids from here on have no text.
+    """
+    start = time.perf_counter()
+    placed = PLACES[choice(config.device)](config, checkpoint, valid)
+    placed.seconds = time.perf_counter() - start
+    return placed
+
+
+def choice(device: str) -> str:
+    """The place that "auto" stands for."""
+    if device != "auto":
+        return device
+    try:
+        return "cuda" if usable(Device.open()) else "cpu"
+    except DeviceError:
+        return "cpu"
+
+
+def usable(device) -> bool:
+    return device.capability >= OLDEST
+
+
+def on_cpu(config, checkpoint, valid):
+    model = checkpoint.config
+    pages, kept = pages_for(config.kv_rows(model)), config.kept_states(model)
+    tune_process(config.threads)
+    tower = CpuTower(checkpoint, pages, config.max_seqs + kept)
+    memory = {"weights": tower.weight_bytes(), "KV": tower.kv.nbytes, "state": tower.S.nbytes + tower.window.nbytes}
+    return Placed(tower, pages, config.max_seqs + kept, kept, "cpu (numpy)", memory)
+
+
+def on_gpu(config, checkpoint, valid):
+    from .model.backend import GpuBackend       # numba is imported where a GPU is used, not before
+    device = Device.open()
+    if not usable(device):
+        major, minor = OLDEST
+        found = ".".join(map(str, device.capability))
+        raise DeviceError(f"--device cuda: {device.name} has compute capability {found}; "
+                          f"at least {major}.{minor} is needed; --device cpu runs anywhere.")
+    return on_device(config, checkpoint, valid, GpuBackend(device), device.free_bytes())
+
+
+def on_emulator(config, checkpoint, valid):
+    from .model.backend import EmulatorBackend
+    return on_device(config, checkpoint, valid, EmulatorBackend(), 2 * GIB)
+
+
+def on_device(config, checkpoint, valid, backend, free):
+    from .model import memory
+    from .model.cuda import CudaTower
+    from .model.matrix import Source
+    model = checkpoint.config
+    kept = config.kept_states(model)
+    shape = dict(slots=config.max_seqs + kept, has_mtp=checkpoint.has_mtp, kv=config.kv, active=config.max_seqs)
+    reckon = lambda pages, active: memory.needed(checkpoint, backend.multiprocessors, backend.shared,
+                                                 **{**shape, "pages": pages, "active": active})
+    one = reckon(1, 1)
+    shape["active"] = max(1, min(config.max_seqs, free // ROUNDS_SHARE // one["rounds"]))
+    least = pages_for(config.context_window(model))
+    rest = sum(reckon(least, shape["active"]).values()) - least * one["KV"] + CONTEXT
+    fit = int(free - rest) // one["KV"]
+    if fit < least:
+        raise ConfigError(f"{backend.name} has {free / GIB:.2f} GiB free and {checkpoint.directory} needs {rest / GIB:.2f} "
+                          f"besides its KV cache: a context of {max(fit, 0) * PAGE} tokens would fit, {least * PAGE} were "
+                          "asked for; lower --max-model-len, --max-seqs or --cache-mib, or convert to smaller weights.")
+    pages = min(pages_for(config.kv_rows(model)), fit)
+    shape["pages"] = pages
+    tower = CudaTower(model, Source(checkpoint, backend), **shape, valid=valid)
+    return Placed(tower, pages, shape["slots"], kept, f"{backend.name} ({backend.chip})", reckon(pages, shape["active"]))
+
+
+PLACES = {"cpu": on_cpu, "cuda": on_gpu, "emulator": on_emulator}
