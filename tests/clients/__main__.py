@@ -26,7 +26,7 @@ def main() -> int:
         print(reports[-1].row(), flush=True)
     for report in reports:
         print(json.dumps(report.as_dict()))
-    return int(any(report.result != "ok" for report in reports))
+    return int(any(report.result.startswith("FAILED") for report in reports))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Codex CLI: `codex exec`, continued with `resume --last`; the Responses dialect."""
 import json
 
-from .agents import COMMAND, FIRST, LAST, TOLD, TOOL, WINDOW, rules
-from .client import Client
+from .agents import COMMAND, WINDOW, Ask, agent
 from .place import Place
 from .report import Report
 from .served import Served
@@ -25,18 +24,15 @@ def said(out: str) -> str:
                      if e["type"] == "item.completed" and e["item"]["type"] == "agent_message")
 
 
-def converse(place: Place, server: Served, report: Report) -> None:
+def setup(place: Place, server: Served, report: Report) -> Ask:
     bins = place.npm("@openai/codex")
-    (place.home / ".codex").mkdir()
+    (place.home / ".codex").mkdir(exist_ok=True)
     (place.home / ".codex" / "config.toml").write_text(CONFIG.format(window=WINDOW, url=server.url))
-    run = lambda *words: place.run(bins, "codex", *words, LOCAL_KEY="any").out
-    report.version = run("--version").split()[-1]
+    run = lambda *words, expect=0: place.run(bins, "codex", *words, expect=expect, LOCAL_KEY="any")
+    report.version = run("--version").out.split()[-1]
     # its sandbox wants namespaces of the kernel that a container does not give
-    open_door = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json"]
-    report.turn(server, "a question", said(run("exec", *open_door, FIRST)))
-    resume = lambda words: said(run("exec", "resume", "--last", *open_door, words))
-    report.turn(server, "exec_command is called and its output told", resume(TOOL), TOLD)
-    report.turn(server, "a question", resume(LAST))
+    flags = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json"]
+    return lambda words, again, expect: run("exec", *["resume", "--last"] * again, *flags, words, expect=expect)
 
 
-CODEX = Client("codex", converse, WINDOW, rules("exec_command", cmd=COMMAND))
+CODEX = agent("codex", setup, said, "ran out of room in the model's context window", "exec_command", cmd=COMMAND)

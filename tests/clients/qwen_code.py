@@ -1,21 +1,19 @@
-"""Qwen Code: `qwen -p`, continued with -c; Chat Completions."""
-from .agents import COMMAND, FIRST, LAST, TOLD, TOOL, WINDOW, rules
-from .client import Client
+"""Qwen Code: `qwen -p`, continued with -c; Chat Completions. Its memory asks a question of its own after an answer."""
+from .agents import COMMAND, Ask, agent
 from .place import Place
 from .report import Report
 from .served import Served
 
 
-def converse(place: Place, server: Served, report: Report) -> None:
+def setup(place: Place, server: Served, report: Report) -> Ask:
     bins = place.npm("@qwen-code/qwen-code", "node@22")
     # it takes a proxy for loopback too
-    run = lambda *words: place.run(bins, "qwen", *words, OPENAI_BASE_URL=server.url + "/v1", OPENAI_API_KEY="any",
-                                   OPENAI_MODEL="nano", HTTP_PROXY="", HTTPS_PROXY="", http_proxy="", https_proxy="").out
-    report.version = run("--version").strip()
-    ask = lambda *words: run("--auth-type", "openai", "--yolo", *words)
-    report.turn(server, "a question, and its memory's request", ask("-p", FIRST))
-    report.turn(server, "run_shell_command is called and its output told", ask("-c", "-p", TOOL), TOLD)
-    report.turn(server, "a question", ask("-c", "-p", LAST))
+    direct = {name: "" for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")}
+    run = lambda *words, expect=0: place.run(bins, "qwen", *words, expect=expect, OPENAI_BASE_URL=server.url + "/v1",
+                                             OPENAI_API_KEY="any", OPENAI_MODEL="nano", **direct)
+    report.version = run("--version").out.strip()
+    return lambda words, again, expect: run("--auth-type", "openai", "--yolo", *["-c"] * again, "-p", words, expect=expect)
 
 
-QWEN = Client("qwen-code", converse, WINDOW, rules("run_shell_command", command=COMMAND, is_background=False))
+QWEN = agent("qwen-code", setup, str, "maximum context length is 8192 tokens", "run_shell_command",
+             command=COMMAND, is_background=False)
