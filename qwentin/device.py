@@ -7,7 +7,7 @@
 
 Importing this file starts nothing: the driver is loaded by the first `Device.open`. Work is launched by streams; a
 stream that `capture`s turns the launches made meanwhile into a Graph. The kernel launched is any object with `name`,
-`signature`, `threads`, `shared` and `cubin(chip)`, as `kernels.build.Kernel`.
+`signature`, `threads`, `shared`, `cubin(chip)` and `waits(chip)`, as `kernels.build.Kernel`.
 """
 import contextlib
 import ctypes
@@ -223,10 +223,10 @@ class Stream:
         self.handle = call("cuStreamCreate", driver().CUstream_flags.CU_STREAM_NON_BLOCKING)
         weakref.finalize(self, driver().cuStreamDestroy, self.handle)
 
-    def launch(self, kernel, grid, *args, dependent=False):
+    def launch(self, kernel, grid, *args, dependent=None):
         """Queue a kernel: grid as blocks or up to (x, y, z), arrays pass their address, numbers as the signature says.
 
-        dependent: the kernel may start before the previous one has ended, and waits for it by griddepcontrol itself.
+        dependent: the kernel may start before the previous one has ended; None: if it waits for it by griddepcontrol itself.
         """
         if len(args) != len(kernel.signature):
             raise ValueError(f"{kernel.name} takes {len(kernel.signature)} arguments, got {len(args)}")
@@ -235,7 +235,7 @@ class Stream:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid + (1,) * (3 - len(grid))
         config.blockDimX, config.blockDimY, config.blockDimZ = kernel.threads, 1, 1
         config.sharedMemBytes, config.hStream = kernel.shared, self.handle
-        if dependent:
+        if kernel.waits(self.device.chip) if dependent is None else dependent:
             attribute = driver().CUlaunchAttribute()
             attribute.id = driver().CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1

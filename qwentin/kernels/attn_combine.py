@@ -97,6 +97,8 @@ def build(gate_format, out_format):
         if lane < sequences:
             end_row = ptx.load_u32(starts + lane * 4 + 4)
         r = shares.sequence_of(row, end_row)
+        ptx.launch_dependents()
+        ptx.wait_dependencies()
         if r < sequences:                                                   # the whole block agrees
             tiles, end = shares.tiles_of(starts, lengths, sequences, tile)
             total, stop = ptx.shuffle_idx(end, 31), ptx.shuffle_idx(end, r)

@@ -130,7 +130,7 @@ def build(per, rows, k_format, v_format):
         """A lane's two words of a pair's query; zero beyond the last pair."""
         live = ptx.select(pair < pairs, pair, u32(0))
         at = q + ((u64(row + live // per) * heads + first_head + live % per) * HEAD + dim) * 2
-        near, far = ptx.load_u32(at), ptx.load_u32(at + FAR * 2)
+        near, far = ptx.read_u32(at), ptx.read_u32(at + FAR * 2)
         return ptx.select(pair < pairs, near, u32(0)), ptx.select(pair < pairs, far, u32(0))
 
     @device
@@ -191,6 +191,8 @@ def build(per, rows, k_format, v_format):
         tiles, end = shares.tiles_of(starts, lengths, sequences, KEYS)
         total = ptx.shuffle_idx(end, 31)
         count = min(total, splits)
+        ptx.launch_dependents()
+        ptx.wait_dependencies()
         if share >= count:
             return
         at, stop = shares.begin_of(share, total, count), shares.begin_of(u32(share + 1), total, count)

@@ -69,6 +69,10 @@ class Kernel:
         """PTX text for a chip such as "sm_90a"."""
         return ptx_of(self, chip)
 
+    def waits(self, chip):
+        """Whether it waits itself for what the kernel before it wrote, and so may be started early."""
+        return waits_of(self, chip)
+
     def cubin(self, chip):
         """Machine code for a chip, with its registers, stack and spills."""
         return cubin_of(self, chip)
@@ -132,17 +136,26 @@ def ptx_of(kernel, chip):
     """PTX of a kernel, from the disk if it was made before."""
     def make():
         if kernel.sources:
-            return tidy(link(chip, lto_inputs(kernel, chip), ptx=True)[0].decode(), kernel.name).encode()
-        return tidy(compiled(kernel, chip, "ptx"), kernel.name).encode()
+            return tidy(link(chip, lto_inputs(kernel, chip), ptx=True)[0].decode(), kernel.name, chip).encode()
+        return tidy(compiled(kernel, chip, "ptx"), kernel.name, chip).encode()
     return kept(stem(kernel, chip) + ".ptx", make).decode()
 
 
-def tidy(ptx, name):
+@functools.cache
+def waits_of(kernel, chip):
+    """Whether the PTX has griddepcontrol.wait."""
+    return "griddepcontrol.wait" in ptx_of(kernel, chip)
+
+
+def tidy(ptx, name, chip):
     """The text with the kernel's own name in place of numba's mangled one, which counts compilations.
 
-    Dynamic shared memory is declared 128-byte aligned: enough for every vector access, bulk copy and ldmatrix.
+    Dynamic shared memory is declared 128-byte aligned: enough for every vector access, bulk copy and ldmatrix. Chips before
+    sm_90 start no kernel early: what would say so is dropped.
     """
     ptx = re.sub(r"^\.common \.global [^;]*NumbaEnv[^;]*;\n", "", ptx, flags=re.MULTILINE)
+    if capability(chip) < (9,):
+        ptx = re.sub(r"griddepcontrol\.\w+;", "", ptx)
     ptx = re.sub(r"(\.extern \.shared \.align) \d+", r"\1 128", ptx)
     return ptx.replace(re.search(r"\.entry\s+([\w$]+)", ptx).group(1), name)
 

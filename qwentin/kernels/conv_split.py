@@ -151,8 +151,10 @@ def build(key_heads, value_heads, columns, m, several, in_format, weight_format,
         live = mine < heads                                           # a last odd head is repeated, not stored
         head = min(mine, heads - 1)
         column = u32(head * OCTETS + lane % OCTETS)
+        ptx.launch_dependents()
+        w = tuple(load_weight(weight, j * octets + column) for j in static_range(TAPS))
+        ptx.wait_dependencies()
         if rows + accepted > 0:
-            w = tuple(load_weight(weight, j * octets + column) for j in static_range(TAPS))
             old = tuple(past(window, pending, path, slot, before, u32(accepted + j), column)
                         for j in static_range(3))
             parent = u32(NONE)

@@ -94,9 +94,13 @@ def build(key_heads, value_heads, m, room):
         head, column = u32(ptx.block_x() // blocks), u32((ptx.block_x() % blocks * warps + warp) * COLUMNS)
         slot, first, rows, before, now, accepted = plans.read(plan, sequence, width)
         path, zero = plans.path(plan, sequence, width), u32(now * m)    # zero: row 0 of entry `now` in the pools
+        ptx.launch_dependents()
+        if rows + accepted == 0:
+            ptx.wait_dependencies()
         if rows + accepted > 0:
             here = S + ((slot * value_heads + head) * (HEAD * HEAD) + column) * 4 + offset(lane)
-            state = load_state(here)
+            state = load_state(here)                    # nothing before in this round writes it
+            ptx.wait_dependencies()
             k_new = k + (zero * key_heads + head // share) * (HEAD * 4)
             q_new = q + (first * key_heads + head // share) * (HEAD * 4)
             query = (0.0,) * 16

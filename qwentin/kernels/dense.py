@@ -64,6 +64,12 @@ def build(row_groups, format, out_format):
         low, high = min(u32(first + g), u32(n - 1)), min(u32(first + g + 8), u32(n - 1))
         w_low, w_high = w + (u64(low) * k + t * 8) * 2, w + (u64(high) * k + t * 8) * 2
         x_at = tuple(x + (u64(min(u32(8 * j + g), u32(rows - 1))) * k + t * 8) * 2 for j in static_range(row_groups))
+        # what the first turns read is asked for while the kernel before ends
+        mine = w + u64(min(u32(first + lane // 2), u32(n - 1))) * k * 2 + lane % 2 * 128
+        ptx.launch_dependents()
+        for turn in range(warp, k // TURN, WARPS):
+            ptx.prefetch_l2(mine + turn * (TURN * 2))
+        ptx.wait_dependencies()
         acc = ((0.0, 0.0, 0.0, 0.0),) * row_groups
         for turn in range(warp, k // TURN, WARPS):
             at = turn * (TURN * 2)

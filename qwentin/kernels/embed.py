@@ -81,6 +81,7 @@ def build(d, group, format, scale_format, out_format):
     def embed(ids: u64, table: u64, scale: u64, out: u64):
         i = ptx.block_x() * THREADS + ptx.thread_x()                    # unit within the row
         token = ptx.block_y()
+        ptx.launch_dependents()
         if i < d // unit:
             row = ptx.load_u32(ids + token * 4)
             p = table + (row * (d // unit) + i) * unit_bytes

@@ -52,8 +52,10 @@ def build(heads, columns, column, z_format, out_format):
         mine = u32(ptx.block_x() * HEADS + ptx.thread_x() // OCTETS)
         head = min(mine, heads - 1)                                     # a ragged block's rest repeats the last head
         at = (row * heads + head) * OCTETS + lane
-        x, z = load(o, at), load_z(projected, row * (columns // 8) + column // 8 + head * OCTETS + lane)
+        ptx.launch_dependents()
         w = load(weight, lane)
+        ptx.wait_dependencies()
+        x, z = load(o, at), load_z(projected, row * (columns // 8) + column // 8 + head * OCTETS + lane)
         total = 0.0
         for j in static_range(8):
             total = ptx.fma(x[j], x[j], total)

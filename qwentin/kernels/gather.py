@@ -36,6 +36,8 @@ def build(d, out_format):
     @kernel(threads=THREADS)
     def gather(source: u64, rows: u64, out: u64):
         i, to = ptx.block_x() * THREADS + ptx.thread_x(), ptx.block_y()
+        ptx.launch_dependents()
+        ptx.wait_dependencies()
         if i < octets:
             row = ptx.load_u32(rows + to * 4)
             store(out, to * octets + i, load(source, u64(row) * octets + i))

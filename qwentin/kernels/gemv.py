@@ -204,14 +204,14 @@ def build(packing, row_groups, x_format, out_format, bulk, depth):
                         product(packing, row_groups, half), unit, out_format, bulk, depth)
 
 
-def launch(stream, w, x, out, work, n, packing, blocks, alpha=None, bulk=True, dependent=False,
+def launch(stream, w, x, out, work, n, packing, blocks, alpha=None, bulk=True, dependent=None,
            shared=strips.SHARED):
     """Queue it on a stream.
 
     packing   a packed.Packing: what w holds
     blocks    how many share the work, all resident at once: the device's multiprocessors
     bulk      False for devices before sm_90
-    dependent the previous kernel wrote x, and may still be running (sm_90 and up)
+    dependent False: wait for the previous kernel before anything; else weights are fetched while it ends (sm_90 and up)
     shared    bytes of shared memory a block may have: the more stages fit
     """
     rows, k = checked("gemv", w, x, out, work, n, packing, blocks)

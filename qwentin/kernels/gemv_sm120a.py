@@ -147,7 +147,7 @@ def build(packing, row_groups, out_format, bulk, depth):
                         product(packing, row_groups), 1.0, out_format, bulk, depth)
 
 
-def launch(stream, w, x, x_scale, out, work, n, packing, blocks, dependent=False, shared=strips.SHARED):
+def launch(stream, w, x, x_scale, out, work, n, packing, blocks, dependent=None, shared=strips.SHARED):
     """Queue it on a stream; the arguments are gemv's, with block 32 or 128."""
     rows, k = checked("gemv_sm120a", w, x, out, work, n, packing, blocks)
     if packing.block == 16:

@@ -23,7 +23,7 @@ class EmulatorStream:
     def __init__(self, chip, schedule=None):
         self.chip, self.schedule, self.fresh, self.used = chip, schedule, [], set()
 
-    def launch(self, kernel, grid, *args, dependent=False):
+    def launch(self, kernel, grid, *args, dependent=None):
         if len(args) != len(kernel.signature):
             raise ValueError(f"{kernel.name} takes {len(kernel.signature)} arguments, got {len(args)}")
         typed = [a if isinstance(a, np.ndarray) else NUMPY[str(k)](a) for a, k in zip(args, kernel.signature)]
@@ -92,7 +92,7 @@ class Recorder:
     def __init__(self):
         self.kernels = []
 
-    def launch(self, kernel, grid, *args, dependent=False):
+    def launch(self, kernel, grid, *args, dependent=None):
         if kernel not in self.kernels:
             self.kernels.append(kernel)
 

@@ -60,8 +60,10 @@ def build(d, hidden_format, delta_format, weight_format, out_format):
         t = ptx.thread_x()
         # threads beyond a ragged row's end repeat its last octet, count it as zero and store nothing
         mine = tuple(t + k * threads if exact else min(t + k * threads, octets - 1) for k in static_range(per_thread))
-        row = tuple(load_hidden(hidden, first + mine[k]) for k in static_range(per_thread))
+        ptx.launch_dependents()
         gain = tuple(load_weight(weight, mine[k]) for k in static_range(per_thread))     # now: not after the barrier
+        ptx.wait_dependencies()
+        row = tuple(load_hidden(hidden, first + mine[k]) for k in static_range(per_thread))
         if add:
             more = tuple(load_delta(delta, first + mine[k]) for k in static_range(per_thread))
             row = tuple(tuple(row[k][j] + more[k][j] for j in static_range(8)) for k in static_range(per_thread))

@@ -119,6 +119,8 @@ def build(heads, groups, hd, half, in_format, q_format, page_format):
         head = ptx.block_x() * WARPS + ptx.thread_x() // 32             # q heads, then k, then v
         place = ptx.load_u32(places + token * 4)
         position = f32(ptx.load_u32(positions + token * 4))
+        ptx.launch_dependents()
+        ptx.wait_dependencies()
         mine = min(lane, octets - 1)                                    # lanes beyond a short head repeat its last octet
         is_q, is_v = head < heads, head >= heads + groups
         column = (2 * head if is_q else head + heads) * octets + mine

@@ -45,6 +45,8 @@ def build(f, in_format, out_format):
     def swiglu(gate_up: u64, out: u64):
         i = ptx.block_x() * THREADS + ptx.thread_x()
         row = ptx.block_y()
+        ptx.launch_dependents()
+        ptx.wait_dependencies()
         if i < octets:
             gate = load(gate_up, row * (2 * octets) + i)
             up = load(gate_up, row * (2 * octets) + octets + i)

@@ -90,7 +90,7 @@ def build(first, last, masked):
     @device
     def logits_at(logits, allowed, row, at, candidates, valid):
         """Keys and ids of the four logits from `at` on; those that are not to be chosen get no key."""
-        x = ptx.load_f32x4(logits + (row * candidates + at) * 4)
+        x = ptx.read_f32x4(logits + (row * candidates + at) * 4)
         may = 0xF
         if masked:
             words = (candidates + 31) // 32
@@ -103,12 +103,14 @@ def build(first, last, masked):
     def winners_at(keys, names, row, at, candidates):
         """Four winners of the round before."""
         offset = (row * candidates + at) * 4
-        return ptx.load_x4(keys + offset), ptx.load_x4(names + offset)
+        return ptx.read_x4(keys + offset), ptx.read_x4(names + offset)
 
     @kernel(threads=32 * WARPS)
     def topk(keys: u64, names: u64, out_keys: u64, out_names: u64, candidates: u32, stride: u32, k: u32, valid: u32):
         lane, row = ptx.lane(), ptx.block_y()
         warp = ptx.block_x() * WARPS + ptx.thread_x() // 32
+        ptx.launch_dependents()
+        ptx.wait_dependencies()
         if warp * FIELD < candidates:
             # quad i of a lane lies 128 candidates after its quad i - 1; beyond the end it repeats the last, without keys
             at = tuple(u32(warp * FIELD + 128 * i + lane * 4) for i in static_range(QUADS))
