@@ -3,8 +3,8 @@
     python bench/decode_cuda.py --shape 27b --synthetic [--weights fp6] [--kv e4m3] [--layers N]
 
 Weights are synthetic (bench/synthetic.py), keys, values and states random; nothing is sampled. A round is one captured
-graph, replayed: the first figure is the graph alone, the second a whole `forward` without its logits' copy. The kernel table times
-each kernel's launches of one round, the same launches with the same arguments in a graph of their own; its sum is compared
+graph, replayed: the first figure is the graph alone, the second a whole `forward` without its logits' copy. The kernel table
+times each kernel's launches of one round, the same launches with the same arguments in a graph of their own; its sum is compared
 with the round. Prints tables, then one JSON line.
 """
 import argparse
@@ -17,6 +17,7 @@ import numpy as np
 
 from qwentin.device import Device, Event
 from qwentin.kernels import lab, machines, stream_read
+from qwentin.kernels.build import Kernel
 from qwentin.kvpool import PAGE, pages_for
 from qwentin.model.backend import GpuBackend
 from qwentin.model.cuda import CudaTower
@@ -34,7 +35,7 @@ class Listing:
     def __init__(self):
         self.launches = []
 
-    def launch(self, kernel, grid, *args, dependent=False):
+    def launch(self, kernel, grid, *args, dependent=None):
         self.launches.append((kernel, grid, args, dependent))
 
 
@@ -116,11 +117,10 @@ def measure(tower, rng, rows, depth):
     for _ in range(20):
         start = time.perf_counter()
         b, wanted, at = tower.stage(more, split(more)[0])
-        staged = time.perf_counter()
         tower.replay("forward", b, tower.queue_forward)
         queued = time.perf_counter()
         tower.backend.synchronize()
-        times.append((time.perf_counter() - start, queued - staged + staged - start))
+        times.append((time.perf_counter() - start, queued - start))
     graph = tower.graphs["forward", b.bucket]
     us = timed(tower.backend, graph.graph)
     whole, host = (statistics.median(t) * 1e6 for t in zip(*times))
@@ -133,10 +133,13 @@ def main():
     parser.add_argument("--synthetic", action="store_true", required=True, help="say that the weights are made up")
     parser.add_argument("--weights", default="fp6", help="packing of the matrices: fp6, fp8, fp4 or nvfp4")
     parser.add_argument("--kv", default="e4m3", choices=["e4m3", "bf16"])
+    parser.add_argument("--plain", action="store_true", help="start every kernel when the one before has ended, to compare")
     parser.add_argument("--layers", type=int, help="fewer layers, for a quick look")
     parser.add_argument("--context", type=int, default=131072 + 256)
     parser.add_argument("--tables", type=int, nargs="*", default=[0], metavar="I", help="rounds whose kernels are listed")
     options = parser.parse_args()
+    if options.plain:
+        Kernel.waits = lambda kernel, chip: False
     device = Device.open()
     backend, rng = GpuBackend(device), np.random.default_rng(1)
     rate = lab.time(stream_read, machines.Gpu(device), words=1 << 28, parts=4 * device.multiprocessors)

@@ -1,7 +1,7 @@
 """The 27B's shapes with made-up weights, for benches on a GPU: nothing is read from disk, nothing is worth generating.
 
 SyntheticSource has matrix.Source's three methods. Matrices are drawn, tile by tile, from a pool of random tiles on the
-device: all codes equally likely, row scales such that activations stay near one. Vectors are what a trained model's are like.
+device: all codes equally likely, row scales such that activations stay near one. Vectors are like a trained model's.
 """
 import numpy as np
 
