@@ -1,5 +1,5 @@
-"""The Python clients of tests/clients, each through its whole conversation with nano: texts, tools, no refusal, and that from
-the second turn on the server computes no more than what is new, or goes on from the last place that the template keeps."""
+"""The Python clients of tests/clients, each through its whole conversation with nano: texts, tools, no refusal, and from the
+second turn on the server computes no more than what is new, or goes on from the last place that the template keeps."""
 import shutil
 import sys
 from pathlib import Path
