@@ -3,9 +3,9 @@
     python bench/decode_cuda.py --shape 27b --synthetic [--weights fp6] [--kv e4m3] [--layers N]
 
 Weights are synthetic (bench/synthetic.py), keys, values and states random; nothing is sampled. A round is one captured
-graph, replayed: the first figure is the graph alone, the second a whole `forward` without its logits' copy. The kernel table
-times each kernel's launches of one round, the same launches with the same arguments in a graph of their own; its sum is compared
-with the round. Prints tables, then one JSON line.
+graph, replayed: the first figure is the graph alone, the second a whole `forward` less its logits' copy. The kernel table
+times each kernel's launches of one round, the same launches with the same arguments in a graph of their own; its sum is
+compared with the round. Prints tables, then one JSON line.
 """
 import argparse
 import collections
@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from qwentin.device import Device, Event
-from qwentin.kernels import lab, machines, stream_read
+from qwentin.kernels import lab, machines, stream_read, strips
 from qwentin.kernels.build import Kernel
 from qwentin.kvpool import PAGE, pages_for
 from qwentin.model.backend import GpuBackend
@@ -25,7 +25,7 @@ from qwentin.model.rounds import split
 from qwentin.step import Rows, pack
 from synthetic import SHAPES, SyntheticSource, config_of
 
-ROUNDS = ((1, 0), (1, 32768), (1, 131072), (4, 0), (8, 0), (16, 0), (32, 0), (8, 32768), (16, 32768))
+ROUNDS = ("1:0", "1:32768", "1:131072", "4:0", "8:0", "16:0", "32:0", "8:32768", "16:32768")
 REPLAYS, REPEATS = 20, 5
 
 
@@ -134,10 +134,13 @@ def main():
     parser.add_argument("--weights", default="fp6", help="packing of the matrices: fp6, fp8, fp4 or nvfp4")
     parser.add_argument("--kv", default="e4m3", choices=["e4m3", "bf16"])
     parser.add_argument("--plain", action="store_true", help="start every kernel when the one before has ended, to compare")
+    parser.add_argument("--depth", type=int, default=strips.DEPTH, help="stages of gemv's ring, to compare")
     parser.add_argument("--layers", type=int, help="fewer layers, for a quick look")
     parser.add_argument("--context", type=int, default=131072 + 256)
-    parser.add_argument("--tables", type=int, nargs="*", default=[0], metavar="I", help="rounds whose kernels are listed")
+    parser.add_argument("--rounds", nargs="*", default=ROUNDS, metavar="ROWS:DEPTH")
+    parser.add_argument("--tables", nargs="*", default=ROUNDS[:1], metavar="ROWS:DEPTH", help="rounds whose kernels are listed")
     options = parser.parse_args()
+    strips.DEPTH = options.depth
     if options.plain:
         Kernel.waits = lambda kernel, chip: False
     device = Device.open()
@@ -154,15 +157,16 @@ def main():
           f"{tower.scratch.nbytes / 1e6:.0f} MB, page {PAGE}")
     print(f"{'rows':>4} {'depth':>7} {'graph ms':>9} {'forward ms':>10} {'host us':>8}")
     result = []
-    for i, (rows, depth) in enumerate(r for r in ROUNDS if r[1] + r[0] < options.context):
+    for name in options.rounds:
+        rows, depth = map(int, name.split(":"))
         us, whole, host, b = measure(tower, rng, rows, depth)
         print(f"{rows:4d} {depth:7d} {us / 1e3:9.3f} {whole / 1e3:10.3f} {host:8.0f}", flush=True)
         result.append(dict(rows=rows, depth=depth, graph_ms=us / 1e3, forward_ms=whole / 1e3, host_us=host))
-        if i in options.tables:
+        if name in options.tables:
             found = table(tower, b)
-            for name, count, each, nbytes in sorted(found, key=lambda f: -f[2]):
+            for kernel, count, each, nbytes in sorted(found, key=lambda f: -f[2]):
                 share = f"{nbytes / each / 1e3:7.0f} GB/s {nbytes / each / 1e3 / streaming:5.0%}" if nbytes else ""
-                print(f"       {name:<28} x{count:<4d} {each:9.1f} us  {each / count:7.2f} each  {share}")
+                print(f"       {kernel:<28} x{count:<4d} {each:9.1f} us  {each / count:7.2f} each  {share}")
             total = sum(f[2] for f in found)
             print(f"       sum {total:.1f} us, {total / us:.1%} of the round")
             result[-1]["kernels"] = [dict(name=n, launches=c, us=e, bytes=s) for n, c, e, s in found]

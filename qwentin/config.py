@@ -139,7 +139,7 @@ class EngineConfig:
     model: str = option(str(nano.DIRECTORY), "checkpoint directory (default: the embedded nano model)", metavar="DIR")
     device: str = option("auto", "where the model runs: auto takes a GPU if there is one that can be used, else cpu",
                          choices=("auto", "cpu", "cuda", "emulator"))
-    kv: str = option("e4m3", "format of keys and values on a GPU; bf16 takes twice the memory", choices=("e4m3", "bf16"))
+    kv: str = option("bf16", "format of keys and values on a GPU; e4m3 takes half the memory", choices=("bf16", "e4m3"))
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes a free one and prints it", low=0)
     api_key: str = option("", "require this bearer token on every route but /health", metavar="KEY")

@@ -115,6 +115,7 @@ class Engine:
 
     # ------------------------------------------------------------------ the engine thread
     def run(self) -> None:
+        self.tower.attach()
         self.serve()
         if self.store:
             self.do_chores()

@@ -106,7 +106,8 @@ def on_device(config, checkpoint, valid, backend, free):
     if fit < least:
         raise ConfigError(f"{backend.name} has {free / GIB:.2f} GiB free and {checkpoint.directory} needs {rest / GIB:.2f} "
                           f"besides its KV cache: a context of {max(fit, 0) * PAGE} tokens would fit, {least * PAGE} were "
-                          "asked for; lower --max-model-len, --max-seqs or --cache-mib, or convert to smaller weights.")
+                          "asked for; lower --max-model-len, --max-seqs or --cache-mib, take --kv e4m3, or convert to "
+                          "smaller weights.")
     pages = min(pages_for(config.kv_rows(model)), fit)
     shape["pages"] = pages
     tower = CudaTower(model, Source(checkpoint, backend), **shape, valid=valid)

@@ -29,6 +29,10 @@ class GpuBackend:
         self.multiprocessors, self.shared = device.multiprocessors, device.shared_per_block
         self.empty, self.zeros, self.upload = device.empty, device.zeros, device.upload
 
+    def attach(self):
+        """Let the calling thread use the device."""
+        self.device.make_current()
+
     def staging(self, shape, dtype):
         """A host array that copies read or fill while the host goes on."""
         return pinned(shape, dtype)
@@ -110,8 +114,10 @@ class EmulatorBackend:
     def record(self, queue):
         return Replay(queue)
 
-    def synchronize(self):
+    def attach(self):
         pass
+
+    synchronize = attach
 
 
 @dataclass(frozen=True)

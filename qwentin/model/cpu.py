@@ -83,6 +83,9 @@ class CpuTower:
         self.replay: dict[int, list] = {}               # slot: per linear layer (mix, k, v, g, beta) of its last tree
         self.inverse_frequency = (c.rope_theta ** (-np.arange(0, c.rotary_dim, 2) / c.rotary_dim)).astype(np.float32)
 
+    def attach(self) -> None:
+        """Let the calling thread run the tower: any may."""
+
     # ------------------------------------------------------------------ state, as the pools direct
     def clear_slot(self, slot: int) -> None:
         """The state before the first token."""

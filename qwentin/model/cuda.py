@@ -92,6 +92,10 @@ class CudaTower:
         vector = lambda name: self.backend.upload(source.vector(f"{prefix}{name}_layernorm.weight"))
         return Layer(vector("input"), mixer, vector("post_attention"), Mlp.read(source, prefix), self.config.rms_norm_eps)
 
+    def attach(self):
+        """Let the calling thread run the tower: a GPU wants to know its threads."""
+        self.backend.attach()
+
     # ------------------------------------------------------------------ state, as the pools direct
     def clear_slot(self, slot):
         """The state before the first token."""

@@ -36,11 +36,11 @@ class Matrix:
 
     def launch(self, backend, x, out, work):
         """Queue out[:, :] = x w^T. x f16 [M, K], M <= 32; out f32 [M, width]."""
+        if self.plain is not None:                  # the small one first: meanwhile gemv asks for its first weights
+            dense.launch(backend.stream, self.plain, x, self.n, out)
         if self.tiles is not None:
             gemv.launch(backend.stream, self.tiles, x, out, work, self.n, self.packing, backend.multiprocessors, self.alpha,
                         shared=backend.shared)
-        if self.plain is not None:
-            dense.launch(backend.stream, self.plain, x, self.n, out)
 
 
 def workspace(backend):
