@@ -152,6 +152,8 @@ class EngineConfig:
     cache_mib: int = option(256, "MiB of recurrent-state snapshots kept for prompts that begin alike; 0 keeps none", low=0)
     cache_dir: str = option("", "keep prefixes here when the server stops and find them when it starts", metavar="DIR")
     cache_dir_mib: int = option(4096, "MiB that --cache-dir may hold", low=1)
+    sleep_idle_s: float = option(0.0, "seconds without work after which the model's memory is freed; 0: never", low=0.0)
+    sleep_mib: int = option(4096, "MiB of prefixes that sleep keeps in host memory; --cache-dir takes them to disk", low=0)
     threads: int = option(0, "BLAS threads of the numpy tower; 0 takes the usable cores, 4 at most; 1 on a busy machine",
                           low=0)
     keepalive_s: float = option(10.0, "seconds of silence after which a stream gets an SSE comment", low=0.05)

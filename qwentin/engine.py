@@ -12,20 +12,21 @@ from typing import Callable
 
 import numpy as np
 
+from . import census
 from .admission import admissible
 from .chat_template import ChatTemplate
 from .config import EngineConfig, ModelConfig
-from .errors import ConfigError, EngineStopped, QueueFull
+from .errors import EngineStopped, QueueFull
 from .history import History
 from .kvpool import KVPool
-from .model.weights import open_checkpoint
 from .prefix_store import PrefixStore, model_digest
 from .request import Delta, Done, Event, Finish, GenerateRequest, Progress, PromptScored, Token, Usage
 from .sampler import best, default_sampling, log_probabilities
 from .scheduler import Plan, Scheduler
 from .sequence import Job, Sequence, Sink
+from .sleep import Sleeper
 from .tokenizer import Detokenizer, Tokenizer
-from .towers import Placed, place
+from .towers import Placed, load_tower
 
 log = logging.getLogger("qwentin.engine")
 
@@ -35,16 +36,18 @@ class Engine:
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, placed: Placed, tokenizer: Tokenizer,
                  chat_template: ChatTemplate):
-        self.config, self.model_config, self.placed, self.tower = config, model_config, placed, placed.tower
+        self.config, self.model_config = config, model_config
         self.tokenizer, self.chat_template = tokenizer, chat_template
         self.max_model_len = config.context_window(model_config)
         self.defaults = default_sampling(config.model)
-        self.scheduler = Scheduler(KVPool(placed.pages), config.max_seqs, placed.kept, config.prefill_chunk)
+        self.install(placed)
+        self.sleeper = Sleeper(self, config.sleep_idle_s, config.sleep_mib * 2**20)
         self.history = History(tokenizer)
         self.store = PrefixStore(config.cache_dir, model_digest(config.model), config.cache_dir_mib * 2**20) \
             if config.cache_dir else None
         self.jobs: dict[str, Job] = {}
-        self.served = {"requests": 0, "prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
+        self.served = {"requests": 0, "prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0,
+                       "nonfinite": 0, "evictions": 0}      # evictions: of schedulers before this one
         self.inbox: list[Callable[[], None]] = []
         self.wake = threading.Condition()
         self.accepted = 0                   # jobs in the inbox or in self.jobs
@@ -56,13 +59,13 @@ class Engine:
         """Open the checkpoint and build the tower: seconds to minutes. Raises ConfigError or CheckpointError."""
         tokenizer = Tokenizer(config.model)
         template = ChatTemplate(config.model, {n: tokenizer.special(n) for n in ("bos_token", "eos_token", "pad_token")})
-        with open_checkpoint(config.model) as checkpoint:
-            model = checkpoint.config
-            if tokenizer.size > model.vocab_size:
-                raise ConfigError(f"{config.model}: the tokenizer has {tokenizer.size} ids, the model {model.vocab_size} "
-                                  "rows; they do not belong together.")
-            placed = place(config, checkpoint, tokenizer.size)
+        placed, model = load_tower(config, tokenizer.size)
         return cls(config, model, placed, tokenizer, template)
+
+    def install(self, placed: Placed) -> None:
+        """Work with this tower from now on; its pools are empty. Nothing may run."""
+        self.placed, self.tower = placed, placed.tower
+        self.scheduler = Scheduler(KVPool(placed.pages), self.config.max_seqs, placed.kept, self.config.prefill_chunk)
 
     # ------------------------------------------------------------------ for other threads
     def start(self) -> None:
@@ -103,15 +106,10 @@ class Engine:
             self.thread.join()
 
     def status(self) -> dict:
-        """A snapshot for /health; counters may be one step old."""
-        s = self.scheduler
-        busy = {page for sequence in list(s.running) for page in (sequence.table.pages if sequence.table else ())}
-        died = self.thread.ident is not None and not self.thread.is_alive() and self.closing is None
-        return {"status": "failed" if died else "ok", **self.placed.report(), "running": len(s.running),
-                "waiting": self.accepted - len(self.jobs) + len(s.waiting),
-                "kv_pages": s.pool.total, "kv_pages_free": s.pool.total - len(busy),     # those of the cache can be had
-                "kv_pages_cached": s.pool.total - len(s.pool.free) - len(busy), "prefixes": len(s.cache.entries),
-                "state_slots": s.most, "state_slots_free": s.most - len(s.running), **self.served}
+        return census.status(self)
+
+    def slots(self) -> dict:
+        return census.slots(self)
 
     # ------------------------------------------------------------------ the engine thread
     def run(self) -> None:
@@ -148,7 +146,8 @@ class Engine:
         while True:
             with self.wake:
                 while not self.inbox and not self.jobs and self.closing is None:
-                    self.wake.wait()
+                    if not self.wake.wait(self.sleeper.patience):
+                        self.inbox.append(self.sleeper.doze)
                 notes, self.inbox = self.inbox, []
             for note in notes:
                 note()
@@ -164,6 +163,11 @@ class Engine:
     def enter(self, job: Job) -> None:
         """The first choice goes in line; the others fork from it when the prompt is read."""
         self.jobs[job.request.id] = job
+        try:
+            self.sleeper.rouse()
+        except Exception as error:
+            log.exception("the model could not be loaded again")
+            return self.end(job.request.id, "error", f"the model could not be loaded again: {error}")
         first = job.begin_choice()
         if self.store:
             self.do_chores()                # before anything that they read can be evicted
@@ -187,6 +191,7 @@ class Engine:
                 continue
             sequence, rows = part.sequence, logits[part.outputs]
             if not np.isfinite(rows).all():
+                self.served["nonfinite"] += 1
                 self.end(sequence.request.id, "error", "the model produced logits that are not finite")
                 continue
             if sequence.index == 0 and part.start < sequence.prompt_tokens:

@@ -50,3 +50,7 @@ class QueueFull(QwentinError):
 
 class EngineStopped(QwentinError):
     """The engine is shutting down, or died; the request was not, or not fully, served."""
+
+
+class Busy(QwentinError):
+    """What was asked for has to wait until nothing runs."""

@@ -182,6 +182,11 @@ class PrefixCache:
         self.evictions += 1
         return True
 
+    def forget(self, ids: np.ndarray) -> None:
+        """Drop every entry that ids begin with: whatever spoiled this sequence may be in them."""
+        while (entry := self.match(ids)) is not None:
+            self.drop(entry)
+
     def drop(self, entry: Entry) -> None:
         self.entries.remove(entry)
         self.give_back(entry.table, entry.slot)

@@ -62,9 +62,12 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a finished or cancelled sequence, wherever it is. What it computed is worth keeping unless it failed."""
+        """Forget a finished or cancelled sequence, wherever it is. What it computed is worth keeping unless it failed: then
+        the snapshots on its way are let go too."""
         if sequence in self.running:
             self.running.remove(sequence)
+            if sequence.finished == "error":
+                self.cache.forget(np.array(sequence.ids, np.int32))
             if sequence.table.length and sequence.finished != "error" and self.cache.capacity:
                 while len(self.cache.entries) >= self.cache.capacity:
                     self.cache.evict()

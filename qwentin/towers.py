@@ -10,11 +10,12 @@ Who calls: engine.py at load. Proven by tests/test_towers.py.
 import time
 from dataclasses import dataclass, field
 
-from .config import EngineConfig
+from .config import EngineConfig, ModelConfig
 from .device import Device, DeviceError
 from .errors import ConfigError
 from .kvpool import PAGE, pages_for
 from .model.cpu import CpuTower, tune_process
+from .model.weights import open_checkpoint
 
 GIB = 1 << 30
 CONTEXT = 640 << 20             # device memory that kernels' code, captured graphs and the driver take, measured: RESULTS.md
@@ -37,6 +38,19 @@ class Placed:
         """For /health: device, bytes by part, seconds to load, graphs captured so far."""
         return {"device": self.device, "memory": self.memory, "load_seconds": round(self.seconds, 3),
                 "graphs": len(getattr(self.tower, "graphs", ()))}
+
+
+def load_tower(config: EngineConfig, tokens: int) -> tuple[Placed, ModelConfig]:
+    """The tower of config.model's weights, and what the checkpoint is; `tokens` is its tokenizer's size.
+
+    Raises CheckpointError, ConfigError or DeviceError.
+    """
+    with open_checkpoint(config.model) as checkpoint:
+        model = checkpoint.config
+        if tokens > model.vocab_size:
+            raise ConfigError(f"{config.model}: the tokenizer has {tokens} ids, the model {model.vocab_size} rows; they do "
+                              "not belong together.")
+        return place(config, checkpoint, tokens), model
 
 
 def place(config: EngineConfig, checkpoint, valid: int) -> Placed:
