@@ -43,13 +43,13 @@ def led_by(rules: Rules) -> type[Sampler]:
     class LedSampler(Sampler):
         """A Sampler that follows the reply to its end."""
 
-        def __init__(self, params, prompt, vocabulary, index=0):
-            super().__init__(params, prompt, vocabulary, index)
+        def __init__(self, params, prompt, *more, **named):
+            super().__init__(params, prompt, *more, **named)
             self.reply = iter(rules.reply(prompt))
 
-        def choose(self, logits):
+        def choose(self, *arguments):
             token = next(self.reply, None)
-            return super().choose(logits) if token is None else token
+            return super().choose(*arguments) if token is None else token
     return LedSampler
 
 
