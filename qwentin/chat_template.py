@@ -17,11 +17,12 @@ class ChatTemplate:
     """The template of a checkpoint directory: chat_template.jinja, or tokenizer_config.json's "chat_template".
 
     text is the template's source, "" if the checkpoint has none: then render() refuses.
+    `defaults` are variables for whoever does not say otherwise (enable_thinking, reasoning_effort, ...).
     """
 
-    def __init__(self, directory, special_tokens: dict[str, str | None]):
+    def __init__(self, directory, special_tokens: dict[str, str | None], defaults: dict | None = None):
         self.text = read_template(Path(directory))
-        self.variables = {name: value or "" for name, value in special_tokens.items()}
+        self.variables = {name: value or "" for name, value in special_tokens.items()} | (defaults or {})
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = to_json
         environment.globals["raise_exception"] = refuse

@@ -159,6 +159,14 @@ class EngineConfig:
     keepalive_s: float = option(10.0, "seconds of silence after which a stream gets an SSE comment", low=0.05)
     shutdown_s: float = option(10.0, "seconds that SIGTERM lets running streams finish", low=0.0)
 
+    thinking: str = option("auto", "whether a request thinks that does not say; auto leaves it to the chat template",
+                           choices=("auto", "on", "off"))
+    reasoning_effort: str = option("auto", "effort of a request that does not say, where the chat template reads one",
+                                   choices=("auto", "low", "medium", "xhigh"))
+    preserve_thinking: str = option("auto", "whether thoughts of earlier turns stay in the prompt, where the template asks",
+                                    choices=("auto", "on", "off"))
+    reasoning_budget: int = option(0, "tokens after which a thought is closed if the request does not say; 0: never", low=0)
+    reasoning_loop: int = option(256, "tokens of a thought that only repeat before it is closed; 0: never", low=0)
     def __post_init__(self):
         for f in fields(self):
             value, low, choices = getattr(self, f.name), f.metadata.get("low"), f.metadata.get("choices")
@@ -190,6 +198,13 @@ class EngineConfig:
         return self.kv_tokens or 4 * window
 
     def kept_states(self, model: ModelConfig) -> int:
+    @property
+    def template_defaults(self) -> dict:
+        """Variables of the chat template for requests that do not give them; those on auto are the template's matter."""
+        switches = {"enable_thinking": self.thinking, "preserve_thinking": self.preserve_thinking}
+        effort = {} if self.reasoning_effort == "auto" else {"reasoning_effort": self.reasoning_effort}
+        return {name: value == "on" for name, value in switches.items() if value != "auto"} | effort
+
         """Snapshots that fit --cache-mib."""
         return min(MOST_PREFIXES, self.cache_mib * 2**20 // model.state_bytes)
 

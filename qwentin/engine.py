@@ -16,7 +16,8 @@ from . import census
 from .admission import admissible
 from .chat_template import ChatTemplate
 from .config import EngineConfig, ModelConfig
-from .errors import EngineStopped, QueueFull
+from .constraint import Grammars
+from .errors import ConstraintFailed, EngineStopped, QueueFull
 from .history import History
 from .kvpool import KVPool
 from .prefix_store import PrefixStore, model_digest
@@ -42,12 +43,13 @@ class Engine:
         self.defaults = default_sampling(config.model)
         self.install(placed)
         self.sleeper = Sleeper(self, config.sleep_idle_s, config.sleep_mib * 2**20)
-        self.history = History(tokenizer)
+        self.history, self.grammars = History(tokenizer), Grammars(tokenizer)
         self.store = PrefixStore(config.cache_dir, model_digest(config.model), config.cache_dir_mib * 2**20) \
             if config.cache_dir else None
         self.jobs: dict[str, Job] = {}
         self.served = {"requests": 0, "prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0,
-                       "nonfinite": 0, "evictions": 0}      # evictions: of schedulers before this one
+                       "nonfinite": 0, "closed_budget": 0, "closed_loop": 0,
+                       "evictions": 0}      # of schedulers before this one
         self.inbox: list[Callable[[], None]] = []
         self.wake = threading.Condition()
         self.accepted = 0                   # jobs in the inbox or in self.jobs
@@ -58,7 +60,8 @@ class Engine:
     def load(cls, config: EngineConfig) -> "Engine":
         """Open the checkpoint and build the tower: seconds to minutes. Raises ConfigError or CheckpointError."""
         tokenizer = Tokenizer(config.model)
-        template = ChatTemplate(config.model, {n: tokenizer.special(n) for n in ("bos_token", "eos_token", "pad_token")})
+        template = ChatTemplate(config.model, {n: tokenizer.special(n) for n in ("bos_token", "eos_token", "pad_token")},
+                                config.template_defaults)
         placed, model = load_tower(config, tokenizer.size)
         return cls(config, model, placed, tokenizer, template)
 
@@ -236,7 +239,11 @@ class Engine:
             self.continue_choice(job, each, row)
 
     def continue_choice(self, job: Job, sequence: Sequence, row: np.ndarray) -> None:
-        token, count = sequence.sampler.choose(row), sequence.request.logprobs
+        try:
+            token, count = sequence.sampler.choose(row), sequence.request.logprobs
+        except ConstraintFailed as error:
+            self.end(job.request.id, "error", str(error))
+            return
         logprob, top = None, ()
         if count is not None:
             scores = log_probabilities(row, self.tokenizer.size)
@@ -252,7 +259,9 @@ class Engine:
         self.scheduler.remove(sequence)
         if sequence.generated:
             self.history.remember(sequence.ids)
-        self.emit(job, Finish(sequence.index, sequence.finished, message, sequence.matcher.hit))
+        self.emit(job, Finish(sequence.index, sequence.finished, message, sequence.matcher.hit, sequence.closed))
+        if sequence.closed:
+            self.served["closed_" + sequence.closed] += 1
         if len(job.sequences) == job.request.n and all(s.finished for s in job.sequences):
             self.close_job(job)
 

@@ -40,6 +40,13 @@ class ContextOverflow(RequestError):
             "Shorten the messages or the completion.", param="messages", code="context_length_exceeded")
 
 
+class ConstraintFailed(QwentinError):
+    """An output cannot go on within its grammar: it is too much for the library, or leaves no token."""
+
+    def __init__(self, why: str):
+        super().__init__(f"the output could not be constrained any further: {why}")
+
+
 class QueueFull(QwentinError):
     """The engine holds as many requests as it may; try again after `retry_after` seconds."""
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .guide import Guide
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -43,6 +45,7 @@ class GenerateRequest:
                     snapshot; None if unknown
     logprobs        None, or how many top alternatives to report for each generated token (0 = only the chosen one)
     prompt_logprobs the same for the prompt's own tokens (echo)
+    guide           limits of its thought and the grammar of its answer; None for neither
     """
     id: str
     prompt: np.ndarray
@@ -55,6 +58,7 @@ class GenerateRequest:
     stable: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    guide: Guide | None = None
 
 
 @dataclass(frozen=True)
@@ -96,12 +100,14 @@ class Delta:
 class Finish:
     """A choice ended: "stop" (stop id or stop string), "length" (limit or context), "cancel" or "error".
 
-    message says what went wrong, stop is the stop string that ended it, if one did.
+    message says what went wrong, stop is the stop string that ended it, if one did; closed says why its thought was closed
+    for it ("budget" or "loop"), if it was.
     """
     index: int
     reason: str
     message: str = ""
     stop: str | None = None
+    closed: str = ""
 
 
 @dataclass(frozen=True)

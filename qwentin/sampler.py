@@ -1,8 +1,10 @@
 """From a row of logits to the next token.
 
-    logits -> ids without text masked -> bias -> penalties -> temperature -> top_k -> top_p -> min_p -> one uniform number
+    logits -> ids without text masked -> bias -> penalties -> ids that the guide forbids left out
+           -> temperature -> top_k -> top_p -> min_p -> one uniform number
 
-`Sampler` is the state of one choice: its parameters, its random numbers, the counts that penalties need.
+`Sampler` is the state of one choice: its parameters, its random numbers, the counts that penalties need, and how far its
+guide (guide.py) has come. A token that the guide has settled is taken without a look at the logits.
 `distribution` is the whole chain as a pure function, because accepting a drafted tree needs the same probabilities.
 Proven by tests/test_sampler.py.
 """
@@ -10,6 +12,7 @@ import numpy as np
 
 from .config import read_generation_config
 from .errors import RequestError
+from .guide import Steering
 from .request import SamplingParams
 
 # field: lowest, highest, wanted in words. The refusal sentence is made from it.
@@ -53,8 +56,9 @@ def default_sampling(directory) -> SamplingParams:
 class Sampler:
     """One choice's way of picking tokens. `vocabulary` ids have text; logits rows may be longer."""
 
-    def __init__(self, params: SamplingParams, prompt: np.ndarray, vocabulary: int, index: int = 0):
-        self.params, self.vocabulary = params, vocabulary
+    def __init__(self, params: SamplingParams, prompt: np.ndarray, vocabulary: int, index: int = 0,
+                 steering: Steering | None = None):
+        self.params, self.vocabulary, self.steering = params, vocabulary, steering
         seed = None if params.seed is None else [params.seed % 2**64, index]       # choices of one seed differ
         self.random = np.random.default_rng(seed)
         self.penalised = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
@@ -64,9 +68,13 @@ class Sampler:
             self.seen[prompt[prompt < vocabulary]] = True
 
     def choose(self, logits: np.ndarray) -> int:
-        """The next token by logits f32 [V]; it is counted as generated."""
-        ids, probabilities = self.distribution(logits)
-        token = int(ids[pick(probabilities, self.random.random())]) if len(ids) > 1 else int(ids[0])
+        """The next token by logits f32 [V]; it is counted as generated. Raises ConstraintFailed."""
+        token = self.steering.forced() if self.steering else None
+        if token is None:
+            ids, probabilities = self.distribution(logits)
+            token = int(ids[pick(probabilities, self.random.random())]) if len(ids) > 1 else int(ids[0])
+        if self.steering:
+            token = self.steering.take(token)
         if self.penalised:
             self.counts[token] += 1
             self.seen[token] = True
@@ -82,9 +90,14 @@ class Sampler:
             row[token] += np.float32(bias)
         if self.penalised:
             self.penalise(row)
+        mask = self.steering.mask() if self.steering else None
+        allowed = None if mask is None else np.flatnonzero(mask)
+        row = row if mask is None else row[allowed]
         if p.temperature == 0:
-            return np.array([row.argmax()]), np.ones(1)
-        return truncate(row.astype(np.float64) / p.temperature, p.top_k, p.top_p, p.min_p)
+            ids, probabilities = np.array([row.argmax()]), np.ones(1)
+        else:
+            ids, probabilities = truncate(row.astype(np.float64) / p.temperature, p.top_k, p.top_p, p.min_p)
+        return ids if mask is None else allowed[ids], probabilities
 
     def penalise(self, row: np.ndarray) -> None:
         p = self.params

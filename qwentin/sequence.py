@@ -11,6 +11,7 @@ from typing import Callable
 
 import numpy as np
 
+from .guide import Steering
 from .kvpool import Table
 from .request import Event, GenerateRequest, Token
 from .sampler import Sampler
@@ -36,7 +37,8 @@ class Sequence:
         self.prompt_tokens = len(self.ids)
         self.table: Table | None = None         # None while waiting
         self.slot: int | None = None
-        self.sampler = Sampler(request.sampling, request.prompt, tokenizer.size, index)
+        steering = Steering(request.guide, tokenizer, stop_ids) if request.guide else None
+        self.sampler = Sampler(request.sampling, request.prompt, tokenizer.size, index, steering)
         self.detokenizer = Detokenizer(tokenizer)
         self.matcher = StopMatcher(request.stop, request.stop_after)
         self.characters = 0                     # text so far, held back text included
@@ -51,6 +53,11 @@ class Sequence:
 
     @property
     def pending(self) -> int:
+    @property
+    def closed(self) -> str:
+        """Why the thought was closed for the model, "" if it was not."""
+        return self.sampler.steering.closed if self.sampler.steering else ""
+
         """Ids that the tower has not seen."""
         return len(self.ids) - (self.table.length if self.table else 0)
 
