@@ -154,11 +154,6 @@ class EngineConfig:
     cache_dir_mib: int = option(4096, "MiB that --cache-dir may hold", low=1)
     sleep_idle_s: float = option(0.0, "seconds without work after which the model's memory is freed; 0: never", low=0.0)
     sleep_mib: int = option(4096, "MiB of prefixes that sleep keeps in host memory; --cache-dir takes them to disk", low=0)
-    threads: int = option(0, "BLAS threads of the numpy tower; 0 takes the usable cores, 4 at most; 1 on a busy machine",
-                          low=0)
-    keepalive_s: float = option(10.0, "seconds of silence after which a stream gets an SSE comment", low=0.05)
-    shutdown_s: float = option(10.0, "seconds that SIGTERM lets running streams finish", low=0.0)
-
     thinking: str = option("auto", "whether a request thinks that does not say; auto leaves it to the chat template",
                            choices=("auto", "on", "off"))
     reasoning_effort: str = option("auto", "effort of a request that does not say, where the chat template reads one",
@@ -167,6 +162,11 @@ class EngineConfig:
                                     choices=("auto", "on", "off"))
     reasoning_budget: int = option(0, "tokens after which a thought is closed if the request does not say; 0: never", low=0)
     reasoning_loop: int = option(256, "tokens of a thought that only repeat before it is closed; 0: never", low=0)
+    threads: int = option(0, "BLAS threads of the numpy tower; 0 takes the usable cores, 4 at most; 1 on a busy machine",
+                          low=0)
+    keepalive_s: float = option(10.0, "seconds of silence after which a stream gets an SSE comment", low=0.05)
+    shutdown_s: float = option(10.0, "seconds that SIGTERM lets running streams finish", low=0.0)
+
     def __post_init__(self):
         for f in fields(self):
             value, low, choices = getattr(self, f.name), f.metadata.get("low"), f.metadata.get("choices")
@@ -183,6 +183,13 @@ class EngineConfig:
         name = Path(self.model).resolve().name
         return self.served_model_name or ("qwentin-nano" if Path(self.model) == nano.DIRECTORY else name)
 
+    @property
+    def template_defaults(self) -> dict:
+        """Variables of the chat template for requests that do not give them; those on auto are the template's matter."""
+        switches = {"enable_thinking": self.thinking, "preserve_thinking": self.preserve_thinking}
+        effort = {} if self.reasoning_effort == "auto" else {"reasoning_effort": self.reasoning_effort}
+        return {name: value == "on" for name, value in switches.items() if value != "auto"} | effort
+
     def context_window(self, model: ModelConfig) -> int:
         """Tokens of one sequence, prompt and completion together."""
         if self.max_model_len > model.max_position_embeddings:
@@ -198,13 +205,6 @@ class EngineConfig:
         return self.kv_tokens or 4 * window
 
     def kept_states(self, model: ModelConfig) -> int:
-    @property
-    def template_defaults(self) -> dict:
-        """Variables of the chat template for requests that do not give them; those on auto are the template's matter."""
-        switches = {"enable_thinking": self.thinking, "preserve_thinking": self.preserve_thinking}
-        effort = {} if self.reasoning_effort == "auto" else {"reasoning_effort": self.reasoning_effort}
-        return {name: value == "on" for name, value in switches.items() if value != "auto"} | effort
-
         """Snapshots that fit --cache-mib."""
         return min(MOST_PREFIXES, self.cache_mib * 2**20 // model.state_bytes)
 

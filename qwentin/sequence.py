@@ -52,12 +52,12 @@ class Sequence:
         return len(self.ids) - self.prompt_tokens
 
     @property
-    def pending(self) -> int:
-    @property
     def closed(self) -> str:
         """Why the thought was closed for the model, "" if it was not."""
         return self.sampler.steering.closed if self.sampler.steering else ""
 
+    @property
+    def pending(self) -> int:
         """Ids that the tower has not seen."""
         return len(self.ids) - (self.table.length if self.table else 0)
 
