@@ -30,9 +30,11 @@ from qwentin.server.process import serve
 
 MIB = 2**20
 SERVER = {"max_model_len": 2048, "kv_tokens": 16384, "cache_mib": 96, "prefill_chunk": 128, "max_seqs": 8, "threads": 1}
-# what may come on top of the caches: texts and ids of 64 remembered conversations (64 x 2048 x 12 bytes), the activations of
-# one step of 136 rows, buffers of a dozen streams, and what malloc keeps of all that in its arenas
-SLACK = 32 * MIB
+# What may come on top of the caches: modules that load late, texts and ids of 64 remembered conversations (64 x 2048 x 12
+# bytes), the activations of the largest step (scores of 136 rows over 2048 keys alone are 7 MB a layer), and what malloc
+# keeps of all that: the tower tells it to give nothing back.
+SLACK = 96 * MIB
+FLAT = 16 * MIB         # what the second half may add: once every cache is full, nothing grows but the largest step seen
 SYSTEMS = ["You are a helpful assistant. Answer in one sentence.", "You are a coding assistant.", "Be brief. " * 40]
 ASKS = ["Please add {a} and {b}.", "Which number is bigger: {a} or {b}?", "What is the weather in Oslo?",
         "Repeat after me: apple {a} cloud {b}", "Write a Python function that reverses a list.", "Sort: {b}, {a}, 5. 漢字 😀"]
@@ -361,7 +363,7 @@ def verdicts(result: dict) -> dict[str, bool]:
     return {"no error": not result["wrong"], "first and last outputs equal": result["alike"],
             "a request sent twice says the same": counts["retries alike"] == counts["retried"],
             "memory under what is configured": result["most_mib"] <= result["limit_mib"],
-            "memory flat in the second half": result["second_half_growth_mib"] <= SLACK / MIB,
+            "memory flat in the second half": result["second_half_growth_mib"] <= FLAT / MIB,
             "pools recount to exact": result.get("recount") == "exact"}
 
 

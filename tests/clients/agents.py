@@ -33,6 +33,7 @@ def agent(name: str, setup: Callable[[Place, Served, Report], Ask], said: Callab
         report.turn(server, "a question", said(ask(FIRST, False, 0).out))
         report.turn(server, f"{tool} is called and its output told", said(ask(TOOL, True, 0).out), TOLD)
         report.turn(server, "a question", said(ask(LAST, True, 0).out))
+        report.turn(server, "a question in a new session", said(ask(LAST, False, 0).out))
         with serve() as narrow:
             done = setup(place, narrow, report)(FIRST, False, None)
             if too_long not in done.out + done.err or done.code == 0:
