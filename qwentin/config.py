@@ -142,7 +142,12 @@ class EngineConfig:
     kv: str = option("bf16", "format of keys and values on a GPU; e4m3 takes half the memory", choices=("bf16", "e4m3"))
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes a free one and prints it", low=0)
-    api_key: str = option("", "require this bearer token on every route but /health", metavar="KEY")
+    api_key: str = option("", "require this bearer token on every route but /health and the status page's own files",
+                          metavar="KEY")
+    cors_origins: str = option("", "origins whose pages may use this server from a browser, separated by commas; * for all",
+                               metavar="LIST")
+    tls_cert: str = option("", "certificate chain (PEM): serve https; with --tls-key", metavar="FILE")
+    tls_key: str = option("", "private key (PEM) of --tls-cert", metavar="FILE")
     served_model_name: str = option("", "name in /v1/models (default: the directory's)", metavar="NAME")
     max_model_len: int = option(0, "context window in tokens; 0 takes the checkpoint's", low=0)
     max_seqs: int = option(16, "sequences that run at once; more wait in the queue", low=1)
@@ -164,6 +169,9 @@ class EngineConfig:
     reasoning_loop: int = option(256, "tokens of a thought that only repeat before it is closed; 0: never", low=0)
     threads: int = option(0, "BLAS threads of the numpy tower; 0 takes the usable cores, 4 at most; 1 on a busy machine",
                           low=0)
+    max_body_mib: int = option(64, "MiB that a request's body may have", low=1)
+    request_timeout_s: float = option(0.0, "seconds after which a request ends with an error; 0: never", low=0.0)
+    request_log: str = option("", "append a JSON line of counts for each generation, no text, to this file", metavar="FILE")
     keepalive_s: float = option(10.0, "seconds of silence after which a stream gets an SSE comment", low=0.05)
     shutdown_s: float = option(10.0, "seconds that SIGTERM lets running streams finish", low=0.0)
 
@@ -174,9 +182,16 @@ class EngineConfig:
                 raise ConfigError(f"--{f.name.replace('_', '-')} is {value!r}; {', '.join(choices)} can be chosen.")
             if low is not None and value < low:
                 raise ConfigError(f"--{f.name.replace('_', '-')} is {value}; at least {low} was wanted.")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("--tls-cert and --tls-key go together; one of them is missing.")
         if not Path(self.model).is_dir():
             raise ConfigError(f"--model: {self.model} is not a directory; give a checkpoint directory, "
                               "or leave the option out for the embedded nano model.")
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """The origins of --cors-origins."""
+        return frozenset(origin.strip().rstrip("/") for origin in self.cors_origins.split(",") if origin.strip())
 
     @property
     def model_name(self) -> str:

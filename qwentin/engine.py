@@ -169,8 +169,7 @@ class Engine:
         try:
             self.sleeper.rouse()
         except Exception as error:
-            log.exception("the model could not be loaded again")
-            return self.end(job.request.id, "error", f"the model could not be loaded again: {error}")
+            return self.end(job.request.id, "error", str(error))
         first = job.begin_choice()
         if self.store:
             self.do_chores()                # before anything that they read can be evicted

@@ -61,3 +61,7 @@ class EngineStopped(QwentinError):
 
 class Busy(QwentinError):
     """What was asked for has to wait until nothing runs."""
+
+
+class WakeFailed(QwentinError):
+    """An engine that sleeps cannot take its memory back now."""

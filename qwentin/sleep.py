@@ -6,6 +6,7 @@
 Tokenizer, template, queue and counters stay, so an engine that sleeps still answers everything but a generation, and a
 generation wakes it. Proven by tests/test_sleep.py.
 """
+import ctypes
 import gc
 import logging
 from concurrent.futures import Future
@@ -15,7 +16,7 @@ from typing import Callable
 
 import numpy as np
 
-from .errors import Busy, EngineStopped
+from .errors import Busy, EngineStopped, WakeFailed
 from .kvpool import pages_for
 from .prefix import PrefixCache
 from .towers import load_tower
@@ -32,6 +33,14 @@ class Parked:
     @property
     def nbytes(self) -> int:
         return self.ids.nbytes + sum(a.nbytes for a in self.arrays.values())
+
+
+def give_back_memory() -> None:
+    """What nothing holds any more goes to the system now; the numpy tower tells glibc to keep it."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class Sleeper:
@@ -101,7 +110,7 @@ class Sleeper:
         engine.served["evictions"] += engine.scheduler.cache.evictions
         self.freed = dict(engine.placed.memory)
         engine.install(replace(engine.placed, tower=None, memory=dict.fromkeys(self.freed, 0)))
-        gc.collect()
+        give_back_memory()
         self.asleep = True
         self.sleeps += 1
         log.info("asleep: %.1f MiB freed, %d prefixes parked in %.1f MiB", sum(self.freed.values()) / 2**20,
@@ -122,11 +131,15 @@ class Sleeper:
             self.parked.append(parked)
 
     def rouse(self) -> None:
-        """Take the memory back. Raises what building a tower raises; then the engine sleeps on."""
+        """Take the memory back. Raises WakeFailed; then the engine sleeps on, and the next request tries again."""
         if not self.asleep:
             return
         begun = monotonic()
-        self.engine.install(load_tower(self.engine.config, self.engine.tokenizer.size)[0])
+        try:
+            self.engine.install(load_tower(self.engine.config, self.engine.tokenizer.size)[0])
+        except Exception as error:
+            log.exception("the model could not be loaded again")
+            raise WakeFailed(f"The model could not be loaded again: {error}") from None
         self.asleep, self.freed = False, {}
         self.restore(self.engine.scheduler.cache)
         self.parked.clear()

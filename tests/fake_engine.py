@@ -19,8 +19,9 @@ from qwentin.chat_template import ChatTemplate
 from qwentin.config import EngineConfig
 from qwentin.errors import ContextOverflow, EngineStopped, QueueFull
 from qwentin.request import Delta, Done, Finish, Progress, PromptScored, SamplingParams, Token, Usage
-from qwentin.server.app import Service, make_app
 from qwentin.server.fields import read
+from qwentin.server.process import make_runner
+from qwentin.server.service import Service
 
 END = b"<|im_end|>"
 
@@ -161,6 +162,7 @@ class FakeEngine:
         self.log: list[tuple[str, str]] = []
         self.requests = []
         self.thread = threading.Thread(target=self.run, daemon=True)
+        self.sleeper = SimpleNamespace(sleep=self.status, wake_up=self.status)
 
     def start(self):
         self.thread.start()
@@ -208,6 +210,10 @@ class FakeEngine:
     def status(self):
         return {"running": len(self.jobs), "waiting": 0}
 
+    def slots(self):
+        return {"running": [], "waiting": [], "warm": [], "max_model_len": self.max_model_len, "max_seqs": self.max_seqs,
+                "asleep": False}
+
     def did(self, what):
         return [i for done, i in self.log if done == what]
 
@@ -237,10 +243,10 @@ def serving(engine, **options):
     found = SimpleNamespace(url=None, service=service)
 
     async def open_port():
-        runner = web.AppRunner(make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        runner = make_runner(service)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        found.url = "http://127.0.0.1:%d" % runner.addresses[0][1]
+        found.url, found.runner = "http://127.0.0.1:%d" % runner.addresses[0][1], runner
         opened.set()
         return runner
 

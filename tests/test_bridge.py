@@ -50,7 +50,7 @@ def test_leaving_early_cancels():
 
     async def main():
         async with open_run(engine, [request("a"), request("b")]) as run:
-            await run.take(None)
+            await run.take()
     asyncio.run(main())
     assert until(lambda: not engine.jobs)
     assert engine.did("cancel") == ["a", "b"]

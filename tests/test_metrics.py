@@ -59,14 +59,16 @@ def test_streams_that_fail_and_clients_that_leave():
 
 def test_the_engines_own_figures():
     engine = FakeEngine(pieces("ok"))
-    engine.status = lambda: {"running": 3, "waiting": 2, "requests": 7, "prompt_tokens": 100, "cached_tokens": 60,
+    engine.status = lambda: {"memory": {"weights": 5, "KV": 7}, "running": 3, "waiting": 2, "requests": 7, "prompt_tokens": 100, "cached_tokens": 60,
                              "completion_tokens": 40, "prefixes": 5, "kv_pages": 64, "status": "ok"}
     with serving(engine) as server:
         found = scrape(server.url)
-    values = {name: value for (name, labels), value in found.items() if not labels and "seconds" not in name}
+    values = {name: value for (name, labels), value in found.items() if not labels and "seconds" not in name
+              and not name.endswith("_created")}
+    assert [found[("qwentin_memory_bytes", (("part", part),))] for part in ("weights", "KV")] == [5, 7]
     assert values == {"qwentin_running": 3, "qwentin_waiting": 2, "qwentin_engine_requests_total": 7, "qwentin_prefixes": 5,
                       "qwentin_prompt_tokens_total": 100, "qwentin_cached_tokens_total": 60, "qwentin_kv_pages": 64,
-                      "qwentin_completion_tokens_total": 40}
+                      "qwentin_completion_tokens_total": 40, "qwentin_dropped_tool_calls_total": 0}
 
 
 def test_before_the_engine_is_there_and_behind_the_key():

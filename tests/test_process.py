@@ -2,11 +2,14 @@
 import asyncio
 import os
 import signal
+import ssl
+import urllib.request
 import socket
 import threading
 import time
 
 import pytest
+import trustme
 
 from fake_engine import FakeEngine, pieces
 from http_client import call
@@ -112,3 +115,41 @@ def test_draining_ends_long_streams_and_refuses_new_requests():
     whole, stream = sorted(ends, key=lambda answer: -answer.status)
     assert whole.status == 503 and whole.error["code"] == "server_stopping"
     assert stream.status == 200 and stream.raw.endswith(b"data: [DONE]\n\n") and b"server_stopping" in stream.raw
+
+
+def test_https(tmp_path):
+    """With a certificate the port speaks TLS alone, and a key that is not its own is refused at the start."""
+    authority = trustme.CA()
+    paths = [str(tmp_path / name) for name in ("cert.pem", "key.pem", "other.pem")]
+    for issued, name in ((authority.issue_cert("localhost"), paths[1]), (trustme.CA().issue_cert("localhost"), paths[2])):
+        issued.private_key_pem.write_to_path(name)
+        if name == paths[1]:
+            issued.cert_chain_pems[0].write_to_path(paths[0])
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    port, seen = free_port(), []
+
+    def client():
+        try:
+            while True:
+                try:
+                    with urllib.request.urlopen(f"https://localhost:{port}/health", context=trust, timeout=10) as answer:
+                        seen.append(answer.status)
+                    break
+                except OSError:
+                    time.sleep(0.01)
+            with pytest.raises(OSError):
+                call(f"http://localhost:{port}", "/health", timeout=5)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+    thread = threading.Thread(target=client, daemon=True)
+    thread.start()
+    announced = []
+    asyncio.run(serve(EngineConfig(host="localhost", port=port, shutdown_s=0.2, tls_cert=paths[0], tls_key=paths[1]),
+                      lambda config: FakeEngine(pieces("ok")), announced.append))
+    thread.join(10)
+    assert seen == [200] and f"https://127.0.0.1:{port}/v1" in announced[0]
+    with pytest.raises(ConfigError, match="other.pem cannot be used"):
+        asyncio.run(serve(EngineConfig(port=0, tls_cert=paths[0], tls_key=paths[2]), FakeEngine, announced.append))
+    with pytest.raises(ConfigError, match="go together"):
+        EngineConfig(tls_cert=paths[0])

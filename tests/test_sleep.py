@@ -6,7 +6,7 @@ import pytest
 
 from qwentin.config import EngineConfig
 from qwentin.engine import Engine
-from qwentin.errors import Busy, ConfigError
+from qwentin.errors import Busy, ConfigError, WakeFailed
 from qwentin.request import Finish, GenerateRequest
 from test_engine import GREEDY, QUESTION, Reader
 
@@ -112,7 +112,7 @@ def test_a_wake_that_fails_is_the_requests_error_and_the_next_tries_again(load, 
         failed = ask(engine, n=2)
         assert [f.reason for f in failed.of(Finish)] == ["error"] * 2
         assert "taken by another program" in failed.of(Finish)[0].message and engine.status()["status"] == "asleep"
-        with pytest.raises(ConfigError, match="taken"):
+        with pytest.raises(WakeFailed, match="taken"):
             engine.sleeper.wake_up()
     assert ask(engine).ids() == wanted
 

@@ -164,8 +164,8 @@ def test_while_loading():
 def test_the_key_guards_every_route_but_health():
     with serving(FakeEngine(pieces("ok")), api_key="s3cret-ключ") as server:
         bearer = {"Authorization": "Bearer s3cret-ключ".encode()}
-        routes = [(CHAT, HI), (TEXT, {"prompt": "a"}), ("/v1/models", None), ("/", None), ("/tokenize", {"prompt": "a"}),
-                  ("/detokenize", {"tokens": [97]}), ("/tokenizer_info", None)]
+        routes = [(CHAT, HI), (TEXT, {"prompt": "a"}), ("/v1/models", None), ("/slots", None),
+                  ("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [97]}), ("/tokenizer_info", None)]
         for path, body in routes:
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}, {"Authorization": ""},
                             {"Authorization": b"Basic s3cret-\xff"}):
@@ -175,19 +175,6 @@ def test_the_key_guards_every_route_but_health():
             assert call(server.url, path, body, headers=bearer).status == 200, path
         assert call(server.url, "/no/such/route").status == 401
         assert call(server.url, "/health").status == 200
-
-
-def test_a_body_that_is_too_large(plain_server, monkeypatch):
-    monkeypatch.setattr(app, "MAX_BODY", 1000)
-    answer = call(plain_server.url, CHAT, {"messages": [{"role": "user", "content": "x" * 2000}]})
-    assert answer.status == 413 and answer.error["code"] == "body_too_large"
-
-
-def test_a_body_that_never_comes(plain_server, monkeypatch):
-    monkeypatch.setattr(app, "BODY_S", 0.05)
-    sock = open_request(plain_server.url, CHAT, HI, missing=1)
-    assert read_until(sock, b"body_timeout").startswith(b"HTTP/1.1 408")
-    sock.close()
 
 
 # ---- small routes
@@ -210,9 +197,8 @@ def test_routes_that_are_not(plain_server):
 
 def test_the_root_answers_and_nothing_is_shared_across_origins(plain_server):
     assert call(plain_server.url, "/", method="HEAD").status == 200
-    answer = call(plain_server.url, "/", headers={"Origin": "http://evil.example"})
-    assert answer.status == 200 and answer.json["name"] == "qwentin"
-    assert not any(name.startswith("access-control") for name in answer.headers)
+    answer = call(plain_server.url, "/")
+    assert answer.status == 200 and not any(name.startswith("access-control") for name in answer.headers)
 
 
 def test_unknown_fields_are_logged_once(plain_server, caplog):

@@ -11,7 +11,11 @@
     answer.py       text -> thought, text and tool calls: reasoning.py and toolcall.py (with all tool*.py) as one
     turn.py         engine events -> pieces of a reply, for every dialect that splits text
     reply.py        what a dialect is to the routes
-    metrics.py      /metrics
+    metrics.py      /metrics; requestlog.py, the opt-in log of counts
+    operations.py   health, slots, sleep, models; page.py and page/, the status page
+    door.py         the key, origins, how much of a body is let in
+    openapi.py      /openapi.json, from the table of routes; openapi_answers.py, the answers' schemas
+    service.py      what all handlers share
     bridge.py       asyncio on one side, the engine thread on the other
     stream.py       server-sent events
     refusals.py     what went wrong -> status and error JSON

@@ -10,12 +10,14 @@ what is still running. A reader that is slower than the engine costs no more mem
 waiting deltas are merged and only the latest progress is kept. Proven by tests/test_bridge.py.
 """
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from ..request import Delta, Done, Event, GenerateRequest, Progress, Usage
+from .refusals import TookTooLong
 
 MERGE = 4096        # characters up to which a waiting delta grows; a bound keeps appending linear
 
@@ -57,10 +59,10 @@ class Mailbox:
         self.last[key] = len(self.waiting)
         self.waiting.append((number, event))
 
-    async def take(self, timeout: float | None) -> list[tuple[int, Event]]:
-        """Everything that waits, as soon as there is something; [] if nothing came for `timeout` seconds."""
+    async def take(self, timeout: float) -> list[tuple[int, Event]]:
+        """Everything that waits, as soon as there is something; [] if nothing came for `timeout` seconds (or math.inf)."""
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(None if timeout == math.inf else timeout):
                 await self.arrived.wait()
         except TimeoutError:
             return []
@@ -85,11 +87,19 @@ def merge(before: Delta, after: Delta) -> Delta:
 
 
 class Run:
-    """Some requests in the engine, seen as one stream of events."""
+    """Some requests in the engine, seen as one stream of events that lasts `limit` seconds at most (0: for ever)."""
 
-    def __init__(self, mailbox: Mailbox):
-        self.take = mailbox.take
-        self.mailbox = mailbox
+    def __init__(self, mailbox: Mailbox, limit: float = 0.0):
+        self.mailbox, self.limit = mailbox, limit
+        self.end = mailbox.loop.time() + limit if limit else math.inf
+
+    async def take(self, timeout: float = math.inf) -> list[tuple[int, Event]]:
+        """Everything that waits, as soon as there is something; [] if nothing came for `timeout` seconds. Raises TookTooLong
+        when the limit is reached."""
+        left = self.end - self.mailbox.loop.time()
+        if left <= 0:
+            raise TookTooLong(self.limit)
+        return await self.mailbox.take(min(left, timeout))
 
     @property
     def open(self) -> bool:
@@ -104,13 +114,13 @@ class Run:
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """Every (number of the request, event), to the last Done."""
         while self.open:
-            for pair in await self.take(None):
+            for pair in await self.take():
                 yield pair
 
 
 @asynccontextmanager
-async def open_run(engine, requests: list[GenerateRequest]) -> AsyncIterator[Run]:
-    """Submit the requests, all or none, and yield their Run.
+async def open_run(engine, requests: list[GenerateRequest], limit: float = 0.0) -> AsyncIterator[Run]:
+    """Submit the requests, all or none, and yield their Run, which may take `limit` seconds (0: for ever).
 
     Raises what Engine.submit raises. On the way out whatever has not ended is cancelled.
     """
@@ -120,7 +130,7 @@ async def open_run(engine, requests: list[GenerateRequest]) -> AsyncIterator[Run
         for number, request in enumerate(requests):
             engine.submit(request, lambda event, number=number: mailbox.put(number, event))
             submitted.append(request.id)
-        yield Run(mailbox)
+        yield Run(mailbox, limit)
     finally:
         unfinished = mailbox.open_requests
         mailbox.close()

@@ -7,7 +7,8 @@ its documentation. `read` turns a JSON object into an instance, or refuses with 
         n: int = optional(integer(1, 128), 1)
         messages: list = required(listing)
 
-A check is a function (name, value) -> value. null means "not given". Unknown fields are ignored; `unknown` lists them.
+A check is a function (name, value) -> value; its `schema`, where it has one, stands in /openapi.json. null means "not
+given". Unknown fields are ignored; `unknown` lists them.
 The ranges of sampling parameters are the sampler's: the engine refuses them by name when a request is submitted.
 Proven by tests/test_chat.py and tests/test_completions.py.
 """
@@ -122,6 +123,8 @@ def integer(low: int | None = None, high: int | None = None) -> Callable:
         if low is not None and value < low or high is not None and value > high:
             refuse(name, value, wanted, "invalid_value")
         return value
+    bounds = {"minimum": low, "maximum": high}
+    check.schema = {"type": "integer", **{name: bound for name, bound in bounds.items() if bound is not None}}
     return check
 
 
@@ -136,6 +139,7 @@ def one_of(*choices: str) -> Callable:
         if value not in choices:
             refuse(name, value, "one of " + ", ".join(choices), "invalid_value")
         return value
+    check.schema = {"type": "string", "enum": list(choices)}
     return check
 
 

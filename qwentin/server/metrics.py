@@ -18,23 +18,31 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ..request import Usage
 from .refusals import status_of
+from .reply import Reply
 
 CLIENT_LEFT = 499
 # seconds; a decode step of the smallest model takes about a millisecond, a cold 262,144-token prompt minutes
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 # key of Engine.status() -> what it is
 COUNTERS = {"requests": "Requests the engine has finished", "prompt_tokens": "Prompt tokens of finished requests",
-            "cached_tokens": "Prompt tokens that came from the prefix cache", "completion_tokens": "Tokens generated"}
+            "cached_tokens": "Prompt tokens that came from the prefix cache", "completion_tokens": "Tokens generated",
+            "evictions": "Entries that the prefix cache gave up for others",
+            "nonfinite": "Requests ended because their logits were not finite",
+            "sleeps": "Times that the model's memory was freed"}
 GAUGES = {"running": "Choices that run", "waiting": "Requests in the queue", "kv_pages": "Pages of the KV cache",
           "kv_pages_free": "Pages that no running request holds",
           "kv_pages_cached": "Pages that only the prefix cache holds",
           "prefixes": "Entries of the prefix cache", "state_slots": "Recurrent-state slots for running choices",
-          "state_slots_free": "Of these, unused ones"}
+          "state_slots_free": "Of these, unused ones", "asleep": "1 while the model's memory is freed",
+          "parked_bytes": "Bytes of host memory that hold prefixes during sleep"}
 
 
 @dataclass
 class Record:
-    """One request on its way: filled in by the handler, counted when it is over."""
+    """One request on its way: filled in by the handler, counted and logged when it is over."""
+    route: str
+    begun: float = field(default_factory=monotonic)
+    reply: Reply | None = None          # None while the body is not understood
     usages: list[Usage] = field(default_factory=list)
     error: Exception | None = None
     left: bool = False
@@ -58,6 +66,8 @@ class Metrics:
         self.requests = Counter("qwentin_requests", "Requests by route and HTTP status", ("route", "status"),
                                 registry=self.registry)
         self.whole = histogram("request", "From the request's arrival to the last byte of its answer", ("route",))
+        self.dropped = Counter("qwentin_dropped_tool_calls", "Tool calls beyond what parallel_tool_calls allows",
+                               registry=self.registry)
         self.queue = histogram("queue", "Waiting for a place in the engine")
         self.prefill = histogram("prefill", "Reading the part of the prompt that was not cached")
         self.first = histogram("time_to_first_token", "Queue and prefill together")
@@ -67,7 +77,7 @@ class Metrics:
     @contextmanager
     def watch(self, route: str) -> Iterator[Record]:
         """Count one request of `route`, however the block ends."""
-        record, begun = Record(), monotonic()
+        record = Record(route)
         try:
             yield record
         except asyncio.CancelledError:
@@ -78,7 +88,9 @@ class Metrics:
             raise
         finally:
             self.requests.labels(route, str(record.status)).inc()
-            self.whole.labels(route).observe(monotonic() - begun)
+            self.whole.labels(route).observe(monotonic() - record.begun)
+            if record.reply is not None:
+                self.dropped.inc(record.reply.extras().get("x_qwentin", {}).get("dropped_calls", 0))
             for usage in record.usages:
                 self.observe(usage)
 
@@ -98,6 +110,10 @@ class Metrics:
                 name = "engine_requests" if key == "requests" else key
                 if key in status:
                     yield kind(f"qwentin_{name}", text, value=status[key])
+        parts = GaugeMetricFamily("qwentin_memory_bytes", "Memory that the model takes, by part", labels=("part",))
+        for part, size in status.get("memory", {}).items():
+            parts.add_metric((part,), size)
+        yield parts
 
     def describe(self) -> list[Metric]:
         """Nothing to check at registration: names differ from all others."""

@@ -1,27 +1,33 @@
 """One server process: the port opens first, the model loads behind it, SIGTERM drains.
 
-    open the port (/health says 503) -> load on a thread -> serve -> SIGTERM or SIGINT
+    open the port, http or https (/health says 503) -> load on a thread -> serve -> SIGTERM or SIGINT
       -> stop listening, refuse new requests -> running ones finish, up to shutdown_s -> the rest end with an error frame
 
-A second signal ends the process at once. Proven by tests/test_stream.py.
+A second signal ends the process at once. Proven by tests/test_process.py and tests/test_stream.py.
 """
 import asyncio
 import contextlib
 import logging
 import signal
+import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from ..config import EngineConfig
 from ..errors import ConfigError
-from .app import Service, make_app
+from .app import make_app
+from .service import Service
 
 log = logging.getLogger("qwentin.server")
 
 WORKERS = 4                 # threads that render and tokenise prompts: few, because each keeps memory of its own
+HEAD_S = 75.0               # longer than proxies keep a connection that they may use again
+LINGER_S = 2.0              # after a refusal: time to read on, so that the client gets to see it
+HEAD_LINE, HEADERS = 8190, 128      # bytes of the request line and of a header; headers
 LAST_WRITES_S = 2.0         # after the engine stopped: time for handlers to write what they hold
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -36,8 +42,7 @@ async def serve(config: EngineConfig, load: Callable, announce: Callable[[str], 
     service, stop = Service(config), asyncio.Event()
     for number in SIGNALS:
         loop.add_signal_handler(number, on_signal, loop, stop)
-    runner = web.AppRunner(make_app(service), handler_cancellation=True, access_log=None,
-                           shutdown_timeout=LAST_WRITES_S)
+    runner = make_runner(service)
     await runner.setup()
     try:
         url = await listen(runner, config)
@@ -60,14 +65,47 @@ def on_signal(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     stop.set()
 
 
+def make_runner(service: Service) -> web.AppRunner:
+    """The application behind aiohttp's server. A connection that stands for HEAD_S without a whole head of a request on it,
+    be it silent or dripping, is closed; a head that is too large is a 400."""
+    http = logging.getLogger("qwentin.http")
+    http.addFilter(one_line)
+    return web.AppRunner(make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WRITES_S,
+                         logger=http, keepalive_timeout=HEAD_S, lingering_time=LINGER_S, max_line_size=HEAD_LINE,
+                         max_field_size=HEAD_LINE, max_headers=HEADERS)
+
+
+def one_line(record: logging.LogRecord) -> bool:
+    """A filter: aiohttp's traceback about bytes that are no HTTP becomes a line, or a port scan would fill the log."""
+    error = record.exc_info and record.exc_info[1]
+    if isinstance(error, HttpProcessingError):
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        record.msg, record.args, record.exc_info = "not HTTP: %s", (" ".join(error.message.split())[:200],), None
+    return True
+
+
+def tls(config: EngineConfig) -> ssl.SSLContext | None:
+    """Of --tls-cert and --tls-key. Raises ConfigError."""
+    if not config.tls_cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--tls-cert {config.tls_cert} and --tls-key {config.tls_key} cannot be used: "
+                          f"{error.strerror or error}.") from None
+    return context
+
+
 async def listen(runner: web.AppRunner, config: EngineConfig) -> str:
     """Open the port; the URL that it can be reached at."""
     try:
-        await web.TCPSite(runner, config.host, config.port).start()
+        await web.TCPSite(runner, config.host, config.port, ssl_context=tls(config)).start()
     except OSError as error:
         raise ConfigError(f"cannot listen on {config.host} port {config.port}: {error.strerror or error}.") from None
     host, port = runner.addresses[0][:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if config.tls_cert else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def in_daemon_thread(loop: asyncio.AbstractEventLoop, function: Callable, *arguments) -> asyncio.Future:

@@ -9,7 +9,7 @@ import logging
 
 from aiohttp import web
 
-from ..errors import ContextOverflow, EngineStopped, QueueFull, QwentinError, RequestError
+from ..errors import Busy, ContextOverflow, EngineStopped, QueueFull, QwentinError, RequestError, WakeFailed
 
 log = logging.getLogger("qwentin.server")
 
@@ -32,6 +32,20 @@ class BadKey(QwentinError):
         super().__init__("A valid API key is required: send the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
 
 
+class ForeignOrigin(QwentinError):
+    """A browser's page from elsewhere asks."""
+
+    def __init__(self, origin: str):
+        super().__init__(f"Pages of {origin[:200]!r} may not use this server; --cors-origins lists those that may.")
+
+
+class TookTooLong(QwentinError):
+    """A generation reached --request-timeout-s."""
+
+    def __init__(self, seconds: float):
+        super().__init__(f"The request took longer than the {seconds:g} s that this server allows (--request-timeout-s).")
+
+
 class NotFound(QwentinError):
     """Something that is asked for by its name and is not here."""
 
@@ -47,13 +61,20 @@ TABLE = (
     (EngineStopped, 503, "server_error", "server_stopping", 5),
     (Loading, 503, "server_error", "model_loading", 1),
     (BadKey, 401, "authentication_error", "invalid_api_key", None),
+    (ForeignOrigin, 403, "permission_error", "origin_not_allowed", None),
     (NotFound, 404, "invalid_request_error", None, None),
+    (Busy, 409, "invalid_request_error", "server_busy", 1),
+    (WakeFailed, 503, "server_error", "wake_failed", 5),
+    (TookTooLong, 504, "server_error", "request_timeout", None),
     (Failed, 500, "server_error", "generation_failed", None),
 )
 # Anthropic's error types by status; every other one is an api_error
-ANTHROPIC_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
-                   405: "invalid_request_error", 408: "invalid_request_error", 413: "request_too_large",
-                   503: "overloaded_error"}
+ANTHROPIC_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+                   404: "not_found_error", 405: "invalid_request_error", 408: "invalid_request_error",
+                   413: "request_too_large",
+                   409: "invalid_request_error", 503: "overloaded_error", 504: "timeout_error"}
+# 504: the SDKs would send the whole request again, twice
+EXTRA_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 504: {"x-should-retry": "false"}}
 
 
 def error_object(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict:
@@ -61,25 +82,29 @@ def error_object(message: str, kind: str, param: str | None = None, code: str | 
 
 
 def describe(error: Exception) -> tuple[int, dict, dict]:
-    """Status, headers and JSON body for any exception; one that is not in the table is a 500, and logged."""
+    """Status, headers and JSON body for any exception; one that nobody foresaw is a 500, and logged."""
+    if status_of(error) == 500 and not isinstance(error, Failed):
+        log.error("a request failed unexpectedly", exc_info=error)
+    return describe_quietly(error)
+
+
+def describe_quietly(error: Exception) -> tuple[int, dict, dict]:
     if isinstance(error, RecursionError):       # only a client's JSON nests without bound
         error = RequestError("The body is nested too deeply.", code="invalid_json")
     for kind, status, type_, code, retry in TABLE:
         if isinstance(error, kind):
             headers = {} if retry is None else {"Retry-After": str(getattr(error, "retry_after", retry))}
-            if status == 401:
-                headers["WWW-Authenticate"] = "Bearer"
+            headers |= EXTRA_HEADERS.get(status, {})
             body = error_object(str(error), type_, getattr(error, "param", None), code or getattr(error, "code", None))
             return status, headers, body
     if isinstance(error, web.HTTPException):
         return error.status, kept_headers(error), describe_http(error)
-    log.error("a request failed unexpectedly", exc_info=error)
     return 500, {}, error_object("The server failed on this request; its log says more.", "server_error",
                                  code="internal_error")
 
 
 def status_of(error: Exception) -> int:
-    """The status that `describe` gives, nothing logged."""
+    """The status that `describe` gives."""
     if isinstance(error, RecursionError):
         return 400
     if isinstance(error, web.HTTPException):
@@ -112,7 +137,7 @@ def kept_headers(error: web.HTTPException) -> dict:
 def describe_http(error: web.HTTPException) -> dict:
     """aiohttp's own refusals (no such route, wrong method, body too large), each in one sentence."""
     sentences = {
-        404: "There is no such route here; the API lives under /v1.",
+        404: "There is no such route here; /openapi.json lists those that are.",
         405: f"This route does not take that method; it takes {error.headers.get('Allow', 'another')}.",
         408: "The body did not arrive in time.",
         413: "The body is larger than this server accepts.",

@@ -24,6 +24,7 @@ from .bridge import Run
 from .reply import Reply
 
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+STALL_S = 60.0          # so long may a client read nothing with its buffers full
 DONE = b"data: [DONE]\n\n"
 
 
@@ -50,20 +51,30 @@ async def stream(request: web.Request, run: Run, reply: Reply,
     response, failure = web.StreamResponse(headers=HEADERS), None
     try:
         await response.prepare(request)
-        await response.write(comment("accepted") + frames(reply, reply.opening()))
+        await send(response, comment("accepted") + frames(reply, reply.opening()))
         try:
             await write_chunks(response, run, reply, keepalive_s)
         except ConnectionError:
             raise
         except Exception as error:
             failure = error
-            await response.write(frames(reply, [reply.failed(error)]))
+            await send(response, frames(reply, [reply.failed(error)]))
         if not reply.named_frames:
-            await response.write(DONE)
+            await send(response, DONE)
         await response.write_eof()
     except ConnectionError:
-        pass
+        if request.transport is not None:
+            request.transport.abort()
     return response, failure
+
+
+async def send(response: web.StreamResponse, raw: bytes) -> None:
+    """Write. A client that reads nothing for STALL_S while the buffers are full is gone: ConnectionError."""
+    try:
+        async with asyncio.timeout(STALL_S):
+            await response.write(raw)
+    except TimeoutError:
+        raise ConnectionResetError("the client stopped reading") from None
 
 
 async def stream_failure(request: web.Request, reply: Reply, error: Exception) -> web.StreamResponse:
@@ -95,7 +106,7 @@ async def write_chunks(response: web.StreamResponse, run: Run, reply: Reply, kee
             alive = reply.alive()
             written = comment(news) if alive is None else frames(reply, [alive])
         if written:
-            await response.write(written)
+            await send(response, written)
             due = clock() + keepalive_s
         if failure is not None:
             raise failure
