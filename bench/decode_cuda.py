@@ -138,7 +138,7 @@ def main():
     parser.add_argument("--layers", type=int, help="fewer layers, for a quick look")
     parser.add_argument("--context", type=int, default=131072 + 256)
     parser.add_argument("--rounds", nargs="*", default=ROUNDS, metavar="ROWS:DEPTH")
-    parser.add_argument("--tables", nargs="*", default=ROUNDS[:1], metavar="ROWS:DEPTH", help="rounds whose kernels are listed")
+    parser.add_argument("--tables", nargs="*", default=ROUNDS[:1], metavar="ROWS:DEPTH", help="rounds to list")
     options = parser.parse_args()
     strips.DEPTH = options.depth
     if options.plain:

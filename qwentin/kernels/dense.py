@@ -6,7 +6,7 @@
     x    as w [M, K]                    M <= 32
     out  f32, f16 or bf16 (u16) [M, W]  columns column .. column + N - 1 are written
 
-A block takes 16 outputs; its 8 warps share K, 128 inputs a turn, and add their sums up in shared memory, in order. A lane
+A block takes 16 outputs; its 16 warps share K, 128 inputs a turn, and add their sums up in shared memory, in order. A lane
 loads 16 bytes of a weight row at a time, which are 8 neighbouring inputs where mma m16n8k16 wants two pairs a k-step: so
 k-step s of 32 inputs takes inputs 4s .. 4s + 3 of each 8, and activations, loaded the same way, agree:
 
@@ -29,12 +29,12 @@ from .parity import Output
 from .ptx import u16, u32, u64
 from .unroll import static_range
 
-WARPS = 8
+WARPS = 16                    # 27B: two or three turns each, whose loads are all under way at once
 THREADS = 32 * WARPS
-TURN = 128                    # inputs of a warp's turn: eight 16-byte loads of weights in flight
+TURN = 128                    # inputs of a warp's turn: up to eight 16-byte loads of weights in flight
 ROWS = 16                     # outputs of a block
 MAX_ROWS = 32
-REGISTERS = 168             # four k-steps of weights and activations in flight; one block of 8 warps may have 255
+REGISTERS = 128             # what 512 threads may have
 SASS = {"sm_90a": ("HMMA.16816.F32", "LDG.E.128"), "sm_120a": ("HMMA.16816.F32", "LDG.E.128")}
 # Products are exact; an mma truncates a sum by 2^-23 of it, K / 16 of them and 8 more. In make's units sums are about
 # sqrt(K): 2^-23 sqrt(K / 16) sqrt(K) = 2^-14 at K = 17408, which 2^-11 is eight times.
@@ -55,6 +55,7 @@ def build(row_groups, format, out_format):
     """The kernel for up to 8 * row_groups rows."""
     mma = ptx.mma_f16 if format == "f16" else ptx.mma_bf16
     size = 128 * row_groups                                       # sums of a warp
+    flight = 4 // row_groups                                      # k-steps whose weights are loaded at once
 
     @kernel(threads=THREADS, shared=WARPS * size * 4)
     def dense(w: u64, x: u64, out: u64, rows: u32, n: u32, k: u32, width: u32, column: u32):
@@ -63,7 +64,7 @@ def build(row_groups, format, out_format):
         # rows of weights and activations that are not there repeat the last one; nothing of theirs is stored
         low, high = min(u32(first + g), u32(n - 1)), min(u32(first + g + 8), u32(n - 1))
         w_low, w_high = w + (u64(low) * k + t * 8) * 2, w + (u64(high) * k + t * 8) * 2
-        x_at = tuple(x + (u64(min(u32(8 * j + g), u32(rows - 1))) * k + t * 8) * 2 for j in static_range(row_groups))
+        x_at = tuple(u32((min(u32(8 * j + g), u32(rows - 1)) * k + t * 8) * 2) for j in static_range(row_groups))
         # what the first turns read is asked for while the kernel before ends
         mine = w + u64(min(u32(first + lane // 2), u32(n - 1))) * k * 2 + lane % 2 * 128
         ptx.launch_dependents()
@@ -73,12 +74,14 @@ def build(row_groups, format, out_format):
         acc = ((0.0, 0.0, 0.0, 0.0),) * row_groups
         for turn in range(warp, k // TURN, WARPS):
             at = turn * (TURN * 2)
-            lows = tuple(ptx.load_x4(w_low + (at + b * 64)) for b in static_range(4))
-            highs = tuple(ptx.load_x4(w_high + (at + b * 64)) for b in static_range(4))
             for b in static_range(4):
-                xs = tuple(ptx.read_x4(x_at[j] + (at + b * 64)) for j in static_range(row_groups))
+                if b % flight == 0:
+                    lows = tuple(ptx.load_x4(w_low + (at + (b + f) * 64)) for f in static_range(flight))
+                    highs = tuple(ptx.load_x4(w_high + (at + (b + f) * 64)) for f in static_range(flight))
+                xs = tuple(ptx.read_x4(x + u32(x_at[j] + (at + b * 64))) for j in static_range(row_groups))
                 for s in static_range(2):
-                    a = (lows[b][2 * s], highs[b][2 * s], lows[b][2 * s + 1], highs[b][2 * s + 1])
+                    a = (lows[b % flight][2 * s], highs[b % flight][2 * s], lows[b % flight][2 * s + 1],
+                         highs[b % flight][2 * s + 1])
                     acc = tuple(mma(a, (xs[j][2 * s], xs[j][2 * s + 1]), acc[j]) for j in static_range(row_groups))
         sums = ptx.shared_address(cuda.shared.array(0, types.uint8))
         for j in static_range(row_groups):
