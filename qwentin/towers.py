@@ -14,11 +14,11 @@ from .config import EngineConfig, ModelConfig
 from .device import Device, DeviceError
 from .errors import ConfigError
 from .kvpool import PAGE, pages_for
+from .model.budget import CONTEXT
 from .model.cpu import CpuTower, tune_process
 from .model.weights import open_checkpoint
 
 GIB = 1 << 30
-CONTEXT = 640 << 20             # device memory that kernels' code, captured graphs and the driver take, measured: RESULTS.md
 OLDEST = (8, 0)                 # compute capability: mma.sync m16n8k16, cp.async
 ROUNDS_SHARE = 64               # of the device's memory, at most one part in so many holds rows between rounds
 

@@ -78,7 +78,7 @@ def as_json(result: Budget, kind: str) -> dict:
     return {"context_tokens": result.context, "kv_cache_dtype": kind,
             "kv_cache_bytes": items[f"KV, {kind}"], "deltanet_state_bytes": items["state S"],
             "deltanet_conv_history_bytes": items["convolution window"],
-            "estimated_activation_workspace_bytes": items.get("activations", 0), "items": items,
+            "estimated_activation_workspace_bytes": items.get("scratch", 0), "items": items,
             "total_bytes": result.total, "limit_bytes": result.limit, "fits": result.total <= result.limit,
             "bytes_per_token": result.row, "largest_context": result.largest_context}
 

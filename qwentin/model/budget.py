@@ -3,7 +3,7 @@
     weights     the packed sizes of convert's plan, or 4 bytes a parameter for the numpy tower
     kv          pages of 128 rows for every full-attention layer, and for the draft head's one
     state       S f32 [layers, slots, Nv, dk, dv] and the window [layers, slots, taps - 1, C] of the linear layers
-    reserved    what cannot be computed from the configuration: activations, the CUDA context
+    rounds      the rows that states lag behind by, scratch: a round's arrays (memory.py counts both); the CUDA context
 
     kv kind     bytes a token, a kv head, a layer        27B: bytes a token, draft head not counted
     f32         2 * 4 * hd                               131,072     the numpy tower
@@ -26,7 +26,8 @@ from .weights import Checkpoint
 KV_HEAD_BYTES = {"f32": lambda hd: 8 * hd, "bf16": lambda hd: 4 * hd, "fp8": lambda hd: 2 * hd,
                  "q4": lambda hd: hd // 2 + hd + hd // 8 + 4}
 GIB = 1 << 30
-RESERVED = {"activations": GIB, "CUDA context": GIB // 2}
+CARD = dict(multiprocessors=170, shared=99 << 10)       # an RTX 5090's, which scratch depends on a little
+CONTEXT = 640 << 20             # what the driver, kernels' code and captured graphs take, measured on an H200: RESULTS.md
 
 
 def kv_row_bytes(config: ModelConfig, kind: str, layers: int) -> int:
@@ -49,7 +50,7 @@ def state_bytes(config: ModelConfig) -> int:
 
 
 def window_bytes(config: ModelConfig, item: int) -> int:
-    """The convolution's window of one sequence, `item` bytes a number: 4 in the numpy tower, 2 on a GPU."""
+    """The convolution's window of one sequence, `item` bytes a number: 4 in both towers."""
     return len(config.linear_layers) * (config.linear_conv_kernel_dim - 1) * config.conv_channels * item
 
 
@@ -81,10 +82,19 @@ def budget(checkpoint: Checkpoint, weights: dict[str, int], context: int, kind: 
     main, draft = kv_row_bytes(config, kind, full), kv_row_bytes(config, kind, 1) if checkpoint.has_mtp else 0
     rows = -(-context // PAGE) * PAGE
     items = {**weights, f"KV, {kind}": rows * main, "KV of the MTP head": rows * draft,
-             "state S": slots * state_bytes(config), "convolution window": slots * window_bytes(config, 4 if cpu else 2),
-             **({} if cpu else RESERVED)}
+             "state S": slots * state_bytes(config), "convolution window": slots * window_bytes(config, 4),
+             **({} if cpu else working(config, kind, rows, slots, checkpoint.has_mtp))}
     return Budget({name: size for name, size in items.items() if size}, context, main + draft, limit,
                   config.max_position_embeddings)
+
+
+def working(config: ModelConfig, kind: str, rows: int, slots: int, has_mtp: bool) -> dict[str, int]:
+    """What a GPU needs besides weights, KV and state, for `slots` sequences that run at once."""
+    from .imagined import imagine               # memory.py builds a tower to count it, and so imports the kernels
+    from .memory import needed
+    counted = needed(imagine(config, "."), **CARD, pages=rows // PAGE, slots=1, has_mtp=has_mtp, active=slots,
+                     kv="bf16" if kind == "bf16" else "e4m3")
+    return {"rounds": counted["rounds"], "scratch": counted["scratch"], "CUDA context": CONTEXT}
 
 
 def float32_weights(config: ModelConfig, has_mtp: bool) -> dict[str, int]:

@@ -21,6 +21,7 @@ from ..kernels import attn_decode, plan, topk
 ROWS = 32                       # of a round: what gemv takes, and the bits of an ancestor mask
 STEPS = (1, 2, 4, 8, 16, 32)
 DEEP = (1, 8, 16, 32)           # the most rows of a sequence: shapes of delta_verify and attn_decode
+FEWEST_PAGES = 64               # 8,192 tokens: a page table below that costs nothing to copy
 ALIGN = 64                      # integers: fields start at 256-byte boundaries
 BEST = 64                       # candidates of a row that come back with its logits
 
@@ -42,8 +43,10 @@ class Bucket:
 
     @classmethod
     def of(cls, rows, sequences, deep, outputs, pages, moves):
-        return cls(up(max(rows, 1), STEPS), up(sequences, STEPS), up(max(deep, 1), DEEP), up(outputs, (0, *STEPS)),
-                   1 << max(pages - 1, 0).bit_length(), moves)
+        """Few enough to capture: one sequence or as many as rows, no output or one or as many as rows."""
+        T = up(max(rows, 1), STEPS)
+        return cls(T, 1 if sequences == 1 else T, up(max(deep, 1), DEEP), min(outputs, 1) if outputs < 2 else T,
+                   max(FEWEST_PAGES, 1 << max(pages - 1, 0).bit_length()), moves)
 
     def fields(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the integers."""

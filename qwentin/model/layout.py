@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..config import FULL, ModelConfig, read_json
 from ..errors import CheckpointError
-from .budget import RESERVED, kv_row_bytes, state_bytes, window_bytes
+from .budget import GIB, kv_row_bytes, state_bytes, window_bytes
 from .safetensor import Shard
 
 GENERATED_BY = "qwentin"
@@ -105,5 +105,5 @@ def derived(config: ModelConfig, tensors: list[dict]) -> dict:
                 "context_tokens": 32768, "kv_cache_dtype": "fp8",
                 "kv_cache_bytes": 32768 * kv_row_bytes(config, "fp8", len(full)),
                 "deltanet_state_bytes": state_bytes(config), "deltanet_conv_history_bytes": window_bytes(config, 2),
-                "estimated_activation_workspace_bytes": RESERVED["activations"]},
+                "estimated_activation_workspace_bytes": GIB},
             "warnings": warnings}
