@@ -167,6 +167,10 @@ class EngineConfig:
                                     choices=("auto", "on", "off"))
     reasoning_budget: int = option(0, "tokens after which a thought is closed if the request does not say; 0: never", low=0)
     reasoning_loop: int = option(256, "tokens of a thought that only repeat before it is closed; 0: never", low=0)
+    draft: str = option("auto", "who guesses tokens ahead: the draft head and earlier text (auto), one of them, or nobody",
+                        choices=("auto", "head", "lookup", "off"))
+    draft_depth: int = option(12, "tokens that may be guessed in a row; 0: none", low=0)
+    draft_guesses: int = option(15, "guesses that may be verified at once", low=1)
     threads: int = option(0, "BLAS threads of the numpy tower; 0 takes the usable cores, 4 at most; 1 on a busy machine",
                           low=0)
     max_body_mib: int = option(64, "MiB that a request's body may have", low=1)

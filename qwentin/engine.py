@@ -21,11 +21,14 @@ from .errors import ConstraintFailed, EngineStopped, QueueFull
 from .history import History
 from .kvpool import KVPool
 from .prefix_store import PrefixStore, model_digest
-from .request import Delta, Done, Event, Finish, GenerateRequest, Progress, PromptScored, Token, Usage
+from .request import Delta, Done, Finish, GenerateRequest, Progress, Usage
 from .sampler import best, default_sampling, log_probabilities
 from .scheduler import Plan, Scheduler
+from .scoring import score_prompt
 from .sequence import Job, Sequence, Sink
 from .sleep import Sleeper
+from .speculation import Speculation
+from .step import Output
 from .tokenizer import Detokenizer, Tokenizer
 from .towers import Placed, load_tower
 
@@ -42,6 +45,7 @@ class Engine:
         self.max_model_len = config.context_window(model_config)
         self.defaults = default_sampling(config.model)
         self.install(placed)
+        self.speculation = Speculation(self, config, self.tower.mtp is not None)
         self.sleeper = Sleeper(self, config.sleep_idle_s, config.sleep_mib * 2**20)
         self.history, self.grammars = History(tokenizer), Grammars(tokenizer)
         self.store = PrefixStore(config.cache_dir, model_digest(config.model), config.cache_dir_mib * 2**20) \
@@ -124,25 +128,29 @@ class Engine:
 
     def serve(self) -> None:
         while self.read_inbox():
-            plan = None
+            picked = {}
             try:
-                plan = self.scheduler.plan()
-                if plan:
-                    self.run_plan(plan)
+                picked = self.scheduler.pick()
+                if picked:
+                    self.run_step(picked)
             except Exception as error:      # a fault in a step must not take the server along: its requests fail
                 log.exception("a step failed")
-                failed = [part.sequence.request.id for part in plan.parts] if plan else list(self.jobs)
-                for request_id in failed:
-                    self.end(request_id, "error", f"internal error: {error}")
+                if not self.speculation.failed(error):
+                    failed = [sequence.request.id for sequence in picked] or list(self.jobs)
+                    for request_id in failed:
+                        self.end(request_id, "error", f"internal error: {error}")
 
-    def run_plan(self, plan: Plan) -> None:
+    def run_step(self, picked: dict[Sequence, int]) -> None:
         self.do_chores()
-        for part in plan.parts:
-            clock = self.jobs[part.sequence.request.id].clock
+        for sequence in picked:
+            clock = self.jobs[sequence.request.id].clock
             clock.started = clock.started or monotonic()
-        logits = self.tower.forward(plan.step).logits
+        plan = self.speculation.plan_step(picked, self.scheduler)
+        output = self.tower.forward(plan.step)
+        self.speculation.ran(plan, output)
         self.scheduler.commit(plan)
-        self.accept(plan, logits)
+        self.accept(plan, output)
+        self.speculation.finish_round(plan)
 
     def read_inbox(self) -> bool:
         """Run the notes that other threads left; sleep while there is nothing to do. False when it is time to leave."""
@@ -185,43 +193,37 @@ class Engine:
                 getattr(self.tower, chore.kind)(chore.source, chore.target)
         self.scheduler.chores.clear()
 
-    def accept(self, plan: Plan, logits: np.ndarray) -> None:
+    def finite(self, job: Job, rows: np.ndarray) -> bool:
+        """Whether logits are numbers; if not, the request ends here."""
+        if np.isfinite(rows).all():
+            return True
+        self.served["nonfinite"] += 1
+        self.end(job.request.id, "error", "the model produced logits that are not finite")
+        return False
+
+    def accept(self, plan: Plan, output: Output) -> None:
         """Sample every sequence whose ids are all in the cache now; score prompts; emit what came of it."""
         for part in plan.parts:
             job = self.jobs.get(part.sequence.request.id)
             if job is None:                 # ended earlier in this loop
                 continue
-            sequence, rows = part.sequence, logits[part.outputs]
-            if not np.isfinite(rows).all():
-                self.served["nonfinite"] += 1
-                self.end(sequence.request.id, "error", "the model produced logits that are not finite")
+            sequence, rows = part.sequence, output.logits[part.outputs]
+            if part.tree:
+                self.speculation.walk(part, rows, lambda row: self.finite(job, row)
+                                      and self.continue_choice(job, sequence, row))
+                self.close_finished(job, sequence)
+                continue
+            if not self.finite(job, rows):
                 continue
             if sequence.index == 0 and part.start < sequence.prompt_tokens:
-                self.score_prompt(job, sequence, part, rows)
-                self.emit(job, Progress(min(part.start + part.count, sequence.prompt_tokens), sequence.prompt_tokens))
-            if sequence.pending:
+                score_prompt(job, sequence, part.start, part.count, rows, self.tokenizer.size)
+                job.emit(Progress(min(part.start + part.count, sequence.prompt_tokens), sequence.prompt_tokens))
+            if sequence.pending or sequence.finished:
                 continue
             if sequence.limit == 0:
                 self.end(sequence.request.id, "length")
             else:
                 self.continue_job(job, sequence, rows[-1])
-
-    def score_prompt(self, job: Job, sequence: Sequence, part, rows) -> None:
-        """Log-probabilities of the prompt tokens that this part's rows predict; sends PromptScored with the last."""
-        count = sequence.request.prompt_logprobs
-        if count is None or sequence.scored >= sequence.prompt_tokens:
-            return
-        if not job.scores:
-            job.scores.append(Token(sequence.ids[0], 0))
-        end = min(part.start + part.count, sequence.prompt_tokens - 1)
-        for row, at in zip(rows, range(max(sequence.scored, part.start), end)):
-            scores, token = log_probabilities(row, self.tokenizer.size), sequence.ids[at + 1]
-            job.characters += len(job.reader.push(sequence.ids[at]))
-            job.scores.append(Token(token, job.characters, float(scores[token]), best(scores, count)))
-        sequence.scored = max(sequence.scored, end)
-        if len(job.scores) == sequence.prompt_tokens:
-            sequence.scored = sequence.prompt_tokens
-            self.emit(job, PromptScored(tuple(job.scores)))
 
     def continue_job(self, job: Job, sequence: Sequence, row: np.ndarray) -> None:
         """The sequence's next token; when its prompt was just read, also the first one of choices that fork from it."""
@@ -236,6 +238,7 @@ class Engine:
                     self.scheduler.add(other)
         for each in (sequence, *forks):
             self.continue_choice(job, each, row)
+            self.close_finished(job, each)
 
     def continue_choice(self, job: Job, sequence: Sequence, row: np.ndarray) -> None:
         try:
@@ -249,16 +252,19 @@ class Engine:
             logprob, top = float(scores[token]), best(scores, count)
         text, record = sequence.append(token, logprob, top)
         self.served["completion_tokens"] += 1
-        self.emit(job, Delta(sequence.index, text, (record,)))
-        if sequence.finished:
+        job.emit(Delta(sequence.index, text, (record,)))
+
+    def close_finished(self, job: Job, sequence: Sequence) -> None:
+        if sequence.finished and sequence.slot is not None:     # else it was ended on the way
             self.close_choice(job, sequence)
 
     # ------------------------------------------------------------------ endings
     def close_choice(self, job: Job, sequence: Sequence, message: str = "") -> None:
+        self.speculation.ended(sequence)
         self.scheduler.remove(sequence)
         if sequence.generated:
             self.history.remember(sequence.ids)
-        self.emit(job, Finish(sequence.index, sequence.finished, message, sequence.matcher.hit, sequence.closed))
+        job.emit(Finish(sequence.index, sequence.finished, message, sequence.matcher.hit, sequence.closed))
         if sequence.closed:
             self.served["closed_" + sequence.closed] += 1
         if len(job.sequences) == job.request.n and all(s.finished for s in job.sequences):
@@ -284,11 +290,6 @@ class Engine:
         self.served["requests"] += 1
         self.served["prompt_tokens"] += first.prompt_tokens
         self.served["cached_tokens"] += first.cached
-        self.emit(job, Done(Usage(first.prompt_tokens, sum(s.generated for s in job.sequences), first.cached,
-                                  started - clock.arrived, answered - started, now - answered)))
-
-    def emit(self, job: Job, event: Event) -> None:
-        try:
-            job.sink(event)
-        except Exception:                   # a broken reader must not stop the others
-            log.exception("the reader of request %s failed", job.request.id)
+        job.emit(Done(Usage(
+            first.prompt_tokens, sum(s.generated for s in job.sequences), first.cached, started - clock.arrived,
+            answered - started, now - answered, self.speculation.report(job.sequences))))

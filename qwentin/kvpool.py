@@ -60,6 +60,20 @@ class KVPool:
         assert pages_for(table.length + rows) <= len(table.pages), "reserve() comes before advance()"
         table.length += rows
 
+    def room(self, table: Table) -> int:
+        """Rows that reserve() can make room for behind table.length."""
+        return (len(table.pages) + len(self.free)) * PAGE - table.length
+
+    def trim(self, table: Table) -> None:
+        """Give back pages that were reserved and hold no rows."""
+        while len(table.pages) > pages_for(table.length):
+            self.drop(table.pages.pop())
+
+    def drop(self, page: int) -> None:
+        self.references[page] -= 1
+        if not self.references[page]:
+            self.free.append(page)
+
     def fork(self, table: Table) -> tuple[Table, list[tuple[int, int]]]:
         """A second table with the same rows, and the (source, target) pages whose content the caller must copy.
 
@@ -83,9 +97,7 @@ class KVPool:
         """Let go of all of a table's pages; the table is empty and unknown afterwards."""
         self.tables.remove(table)
         for page in reversed(table.pages):
-            self.references[page] -= 1
-            if not self.references[page]:
-                self.free.append(page)
+            self.drop(page)
         table.pages, table.length = [], 0
 
     def check(self) -> None:

@@ -39,10 +39,12 @@ class Node:
 
 @dataclass(eq=False)
 class Entry:
-    """One kept state. worth is its place in the order of eviction, the least first."""
+    """One kept state. worth is its place in the order of eviction, the least first; hidden f32 [1, D] is the main model's at
+    the last position, for the draft head, if it is known."""
     node: Node
     table: Table
     slot: int
+    hidden: np.ndarray | None = None
     worth: float = 0.0
     used: bool = False
 
@@ -121,7 +123,7 @@ class PrefixCache:
         self.pool.release(table)
         self.slots.release(slot)
 
-    def insert(self, ids: np.ndarray, table: Table, slot: int) -> None:
+    def insert(self, ids: np.ndarray, table: Table, slot: int, hidden: np.ndarray | None = None) -> None:
         """Keep what `table` and `slot`, which become the cache's, hold: the state behind ids i32 [table.length].
 
         If these ids are kept already, the new copy is let go.
@@ -131,7 +133,7 @@ class PrefixCache:
         if node.entry is not None:
             self.give_back(table, slot)
             return
-        node.entry = entry = Entry(node, table, slot)
+        node.entry = entry = Entry(node, table, slot, hidden)
         self.entries.add(entry)
         entry.worth = self.clock + self.cost(entry)
         if parent := self.parent(entry):                # it may be a mere waypoint from now on

@@ -111,6 +111,23 @@ class Finish:
 
 
 @dataclass(frozen=True)
+class Speculated:
+    """How guessing ahead went, all choices together: verify rounds, plain steps, guesses verified, guesses that the text ran
+    through, those of them found by lookup, the largest tree; by depth, rounds that had a guess where the text stood, and
+    those in which it was right; what the watchdog did.
+    """
+    rounds: int = 0
+    plain: int = 0
+    guesses: int = 0
+    accepted: int = 0
+    lookup: int = 0
+    largest: int = 0
+    offered: tuple[int, ...] = ()
+    taken: tuple[int, ...] = ()
+    events: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Usage:
     """Counts and wall-clock seconds of a finished request. cached_tokens <= prompt_tokens were not recomputed."""
     prompt_tokens: int = 0
@@ -119,6 +136,7 @@ class Usage:
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    speculated: Speculated | None = None        # None when nothing could be
 
 
 @dataclass(frozen=True)

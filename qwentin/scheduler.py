@@ -16,20 +16,34 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .drafting import HeadRows
 from .kvpool import PAGE, KVPool, OutOfPages, Table, pages_for
 from .prefix import Entry, PrefixCache
 from .sequence import Sequence
 from .slots import StateSlots
 from .step import Rows, Step, pack
+from .tree import DraftTree
 
 
 @dataclass(frozen=True)
 class Part:
-    """A sequence's share of a step: rows [start, start+count) of its ids; outputs index the step's logits."""
+    """A sequence's share of a step: rows [start, start+count) of its ids, or a draft tree behind its first `start` ids, root
+    included; outputs index the step's logits."""
     sequence: Sequence
     start: int
     count: int
     outputs: slice
+    tree: DraftTree | None = None
+
+    @property
+    def decodes(self) -> bool:
+        """The row of a sampled token, alone or with guesses."""
+        return self.start >= self.sequence.prompt_tokens and (self.count == 1 or self.tree is not None)
+
+    @property
+    def given(self) -> int:
+        """Tokens that were chosen since, if it decodes."""
+        return len(self.sequence.ids) - self.start - 1
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,9 @@ class Scheduler:
             if sequence.table.length and sequence.finished != "error" and self.cache.capacity:
                 while len(self.cache.entries) >= self.cache.capacity:
                     self.cache.evict()
-                self.cache.insert(sequence.known(), sequence.table, sequence.slot)
+                assert not sequence.drafting.accepted, "accepted rows are committed before a state is kept"
+                self.pool.trim(sequence.table)
+                self.cache.insert(sequence.known(), sequence.table, sequence.slot, sequence.drafting.head.last)
                 sequence.table = sequence.slot = None
             else:
                 self.let_go(sequence)
@@ -85,6 +101,7 @@ class Scheduler:
         if table is None:
             return False
         child.table, child.slot = table, self.slots.acquire()
+        child.drafting.head = HeadRows(table.length, parent.drafting.head.last)
         self.chores.append(Chore("copy_slot", parent.slot, child.slot))
         self.running.append(child)
         return True
@@ -102,10 +119,23 @@ class Scheduler:
         self.pool.release(sequence.table)
         self.slots.release(sequence.slot)
         sequence.table = sequence.slot = None
+        sequence.drafting.forget()
+
+    def send_back(self, sequences: list[Sequence]) -> None:
+        """Compute these again from their first id, those that still run; their place in line is the first."""
+        for sequence in reversed([s for s in sequences if s in self.running]):
+            self.running.remove(sequence)
+            self.let_go(sequence)
+            self.waiting.appendleft(sequence)
 
     # ------------------------------------------------------------------ the next step
     def plan(self) -> Plan | None:
-        """The next step, its pages reserved; None when there is nothing to do. The chores come first."""
+        """The next step without draft trees; None when there is nothing to do. The chores come first."""
+        picked = self.pick()
+        return self.build(picked) if picked else None
+
+    def pick(self) -> dict[Sequence, int]:
+        """Who has rows in the next step and how many, their pages reserved."""
         budget = self.chunk
         counts: dict[Sequence, int] = {}
         self.admit()
@@ -116,8 +146,7 @@ class Scheduler:
             if count and self.make_room(sequence, count):
                 counts[sequence] = count
                 budget -= count if sequence.pending > 1 else 0
-        counts = {s: n for s, n in counts.items() if s.table is not None}
-        return self.build(counts) if counts else None
+        return {s: n for s, n in counts.items() if s.table is not None}
 
     def admit(self) -> None:
         """Move waiting sequences to running while they may run and the pages of all their ids are free, one page for each
@@ -138,6 +167,7 @@ class Scheduler:
             else:
                 self.chores.append(Chore("clear_slot", -1, head.slot))
             head.kept = head.table.length
+            head.drafting.head = HeadRows(head.kept, entry.hidden if entry and head.kept % PAGE else None)
             if not head.generated:
                 head.cached = head.kept
             self.pool.reserve(head.table, head.pending)
@@ -167,23 +197,49 @@ class Scheduler:
                 if victim is sequence:
                     return False
 
-    def build(self, counts: dict[Sequence, int]) -> Plan:
+    def make_space(self, sequence: Sequence, rows: int) -> int:
+        """Reserve up to `rows` rows for guesses, from free pages and the cache's; how many there are."""
+        while self.pool.room(sequence.table) < rows and self.cache.evict():
+            pass
+        rows = min(rows, self.pool.room(sequence.table))
+        self.pool.reserve(sequence.table, rows)
+        return rows
+
+    def build(self, counts: dict[Sequence, int], trees: dict[Sequence, DraftTree] | None = None,
+              hidden: bool = False) -> Plan:
+        """The step of these rows. trees: instead of the one row of such a sequence; hidden: the step returns hiddens."""
         rows, parts, done = [], [], 0
         for sequence, count in counts.items():
-            start = sequence.table.length
-            outputs = sequence.wanted_rows(start, count)
-            rows.append(Rows(np.array(sequence.ids[start:start + count], np.int32), sequence.slot,
-                             np.array(sequence.table.pages, np.int32), start, outputs))
-            parts.append(Part(sequence, start, count, slice(done, done + len(outputs))))
-            done += len(outputs)
-        return Plan(pack(rows), tuple(parts))
+            start, tree = sequence.table.length, trees.get(sequence) if trees else None
+            accepted = np.array(sequence.drafting.accepted, np.int32)
+            place = dict(slot=sequence.slot, pages=np.array(sequence.table.pages, np.int32),
+                         length=start - len(accepted), accepted=accepted)
+            if tree:
+                count, (tokens, parents) = len(tree), tree.arrays()
+                rows.append(Rows(tokens, outputs=np.arange(count, dtype=np.int32), parents=parents, commit=False, **place))
+            else:
+                tokens = np.array(sequence.ids[start:start + count], np.int32)
+                rows.append(Rows(tokens, outputs=sequence.wanted_rows(start, count), **place))
+            wanted = len(rows[-1].outputs)
+            parts.append(Part(sequence, start, count, slice(done, done + wanted), tree))
+            done += wanted
+        return Plan(pack(rows, hidden), tuple(parts))
 
     def commit(self, plan: Plan) -> None:
-        """The tower ran the plan: its rows are in the cache. Snapshots are taken where a later request may go on from."""
+        """The tower ran the plan: its rows are in the cache, a tree's when the text runs through them. Snapshots are taken
+        where a later request may go on from."""
         for part in plan.parts:
+            part.sequence.drafting.accepted = []
+            if part.tree:
+                continue
             self.pool.advance(part.sequence.table, part.count)
             if part.sequence.worth_keeping(self.chunk):
                 self.snapshot(part.sequence)
+
+    def keep_row(self, sequence: Sequence, row: int) -> None:
+        """The text runs through this row of the tree that was verified last."""
+        self.pool.advance(sequence.table, 1)
+        sequence.drafting.accepted.append(row)
 
     def snapshot(self, sequence: Sequence) -> None:
         """Keep a copy of the sequence's state as it stands, if a slot and a page can be had."""
@@ -199,7 +255,7 @@ class Scheduler:
             self.slots.release(slot)
             return
         self.chores.append(Chore("copy_slot", sequence.slot, slot))
-        self.cache.insert(ids, table, slot)
+        self.cache.insert(ids, table, slot, sequence.drafting.head.last)
 
     def check(self) -> None:
         """Recount pools, cache and queues; AssertionError names what does not add up."""

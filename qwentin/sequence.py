@@ -5,6 +5,7 @@
 
 The scheduler moves it between waiting and running; the engine feeds it sampled tokens. Neither looks inside the other.
 """
+import logging
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Callable
@@ -12,11 +13,14 @@ from typing import Callable
 import numpy as np
 
 from .guide import Steering
+from .drafting import Drafting
 from .kvpool import Table
-from .request import Event, GenerateRequest, Token
+from .request import Done, Event, Finish, GenerateRequest, Token
 from .sampler import Sampler
 from .stopping import StopMatcher
 from .tokenizer import Detokenizer, Tokenizer
+
+log = logging.getLogger("qwentin.engine")
 
 
 @dataclass
@@ -45,6 +49,7 @@ class Sequence:
         self.cached = 0                         # ids that were known at admission and not computed
         self.kept = 0                           # ids behind the last snapshot
         self.scored = 0                         # prompt rows whose log-probabilities are known
+        self.drafting = Drafting()
         self.finished: str | None = None
 
     @property
@@ -123,7 +128,25 @@ class Job:
         self.clock = Clock()
         self.scores: list[Token] = []           # of the prompt, if asked
         self.characters = 0                     # of the prompt's text before the token scored last
+        self.abandoned = False                  # its reader has been told that it failed
 
     def begin_choice(self) -> Sequence:
         self.sequences.append(self.make(len(self.sequences)))
         return self.sequences[-1]
+
+    def emit(self, event: Event) -> None:
+        if self.abandoned:
+            return
+        try:
+            self.sink(event)
+        except Exception:                   # a broken reader must not stop the others
+            log.exception("the reader of request %s failed", self.request.id)
+
+    def abandon(self, message: str) -> None:
+        """Tell the reader now that the request failed; nothing follows. From another thread, while a step does not end."""
+        if not self.abandoned:
+            for index in range(self.request.n):
+                if index >= len(self.sequences) or not self.sequences[index].finished:
+                    self.emit(Finish(index, "error", message))
+            self.emit(Done())
+            self.abandoned = True

@@ -29,7 +29,7 @@ def submit(engine, name, text, **more):
 
 def step(engine, times=1):
     for _ in range(times):
-        engine.run_plan(engine.scheduler.plan())
+        engine.run_step(engine.scheduler.pick())
 
 
 def test_running_and_waiting_choices(engine):

@@ -95,6 +95,20 @@ def test_a_tree_and_its_accepted_path(pair):
     assert both.length == 9
 
 
+def test_a_path_is_committed_without_a_step(pair):
+    """As the next step would: the step after it gives the same, on both towers; the draft head's rows stay."""
+    both = Both(pair)
+    both.run(IDS[:4])
+    both.run(IDS[4:10], parents=TREE, commit=False, outputs=np.arange(6, dtype=np.int32))
+    drafted = [np.array(pair[0].kv[4:]), pair[1].kv[:, -1].copy()]
+    accepted = np.array([0, 2, 4, 5], np.int32)
+    for tower in pair:
+        tower.commit(0, TABLE, both.length, accepted)
+    both.length += 4
+    both.run(IDS[10:11])
+    assert np.array_equal(pair[0].kv[4:], drafted[0]) and np.array_equal(pair[1].kv[:, -1], drafted[1])
+
+
 def test_sequences_of_one_step(pair):
     a, b = Both(pair, 0), Both(pair, 1, np.array([0], np.int32))
     for each, n in ((a, 3), (b, 2)):

@@ -132,7 +132,7 @@ class CpuTower:
     def forward(self, step: Step) -> Output:
         """Run the step: commit the accepted rows, then compute its own."""
         for r in range(step.sequences):
-            self.commit_accepted(step, r)
+            self.commit(int(step.slots[r]), step.pages[r], int(step.lengths[r]), step.accepted[r])
         eps, hidden = self.config.rms_norm_eps, self.embed[step.tokens]
         cos, sin = self.rope_table(step.positions)
         linear = full = 0
@@ -151,22 +151,24 @@ class CpuTower:
         """The draft head over pairs (hidden of position p, token p+1): step.tokens are the tokens p+1, hidden f32 [T, D]
         is the final-normed hidden of p, from the main model or from this head's own Output.
 
-        step.lengths count this head's own KV rows, one a pair; commit, slots and accepted have no meaning here.
+        step.lengths count this head's own KV rows; commit, slots and accepted mean nothing here. Rows that are no output
+        leave key and value alone, no hidden.
         """
         m, eps = self.mtp, self.config.rms_norm_eps
         pair = np.concatenate([rms_unit(self.embed[step.tokens], eps) * m.norm_embedding,
                                rms_unit(hidden, eps) * m.norm_hidden], -1)
         x = pair @ m.fc.T
         cos, sin = self.rope_table(step.positions)
-        x += self.attention(rms_unit(x, eps) * m.layer.norm_in, m.layer.mixer, step, len(self.kv[0]) - 1, cos, sin)
-        x += self.mlp(x, m.layer)
-        return self.read_out(x, m.norm, step)
+        y = x[step.outputs]
+        y += self.attention(rms_unit(x, eps) * m.layer.norm_in, m.layer.mixer, step, len(self.kv[0]) - 1, cos, sin,
+                            step.outputs)
+        y += self.mlp(y, m.layer)
+        x[step.outputs] = y = rms_unit(y, eps) * m.norm
+        return Output(y @ self.head.T, x if step.hidden else None)
 
     def read_out(self, hidden, norm, step) -> Output:
-        rows = hidden if step.hidden else hidden[step.outputs]
-        rows = rms_unit(rows, self.config.rms_norm_eps) * norm
-        wanted = rows[step.outputs] if step.hidden else rows
-        return Output(wanted @ self.head.T, rows if step.hidden else None)
+        rows = rms_unit(hidden if step.hidden else hidden[step.outputs], self.config.rms_norm_eps) * norm
+        return Output((rows[step.outputs] if step.hidden else rows) @ self.head.T, rows if step.hidden else None)
 
     def mlp(self, hidden, layer):
         gate_up = (rms_unit(hidden, self.config.rms_norm_eps) * layer.norm_post) @ layer.gate_up.T
@@ -185,21 +187,25 @@ class CpuTower:
         a, b = x[..., :half], x[..., half:2 * half]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half:]], -1)
 
-    def attention(self, x, w, step, layer, cos, sin):
+    def attention(self, x, w, step, layer, cos, sin, wanted=slice(None)):
+        """Of rows x, those of `wanted` (ascending) attend; all leave key and value. Returns what is added to the wanted."""
         c, T, eps = self.config, len(x), self.config.rms_norm_eps
         H, G, hd = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        qkv = (x @ w.qkv.T).reshape(T, 2 * H + 2 * G, hd)       # [q, gate of head 0 | of head 1 ... | k | v]
-        q, gate, k, v = qkv[:, 0:2 * H:2], qkv[:, 1:2 * H:2], qkv[:, 2 * H:2 * H + G], qkv[:, 2 * H + G:]
-        q = self.rotate(rms_unit(q, eps) * w.q_norm, cos, sin) * np.float32(hd ** -0.5)
+        qg = (x[wanted] @ w.qkv[:2 * H * hd].T).reshape(-1, 2 * H, hd)      # [q, gate of head 0 | of head 1 ...]
+        kv = (x @ w.qkv[2 * H * hd:].T).reshape(T, 2 * G, hd)               # [k | v]
+        q, gate, k, v = qg[:, ::2], qg[:, 1::2], kv[:, :G], kv[:, G:]
+        q = self.rotate(rms_unit(q, eps) * w.q_norm, cos[wanted], sin[wanted]) * np.float32(hd ** -0.5)
         k = self.rotate(rms_unit(k, eps) * w.k_norm, cos, sin)
-        out = np.empty((T, H, hd), np.float32)
+        out = np.empty((len(q), H, hd), np.float32)
+        which = np.arange(T)[wanted]
         for r in range(step.sequences):
             rows, pages = step.span(r), step.pages[r]
             length = int(step.lengths[r]) + len(step.accepted[r])
             write_rows(self.kv[:, layer], pages, length, k[rows], v[rows])
+            mine = slice(*np.searchsorted(which, (rows.start, rows.stop)))
             keys, values = read_rows(self.kv[:, layer], pages, length + rows.stop - rows.start)
-            out[rows] = attend(q[rows], keys, values, ancestors(step.parents[rows]))
-        return (out * sigmoid(gate)).reshape(T, H * hd) @ w.out.T
+            out[mine] = attend(q[mine], keys, values, ancestors(step.parents[rows])[which[mine] - rows.start])
+        return (out * sigmoid(gate)).reshape(len(q), H * hd) @ w.out.T
 
     # ------------------------------------------------------------------ gated delta net
     def delta_net(self, x, w, step, layer):
@@ -238,18 +244,17 @@ class CpuTower:
         return qk[:, :Nv] * np.float32(dk ** -0.5), qk[:, Nv:], y[:, 2 * Nk * dk:].reshape(T, Nv, -1)
 
     # ------------------------------------------------------------------ accepting a tree
-    def commit_accepted(self, step, r):
-        """Make sequence r's accepted rows part of its past: close the gaps in its KV, replay them into S and window."""
-        slot, accepted = int(step.slots[r]), step.accepted[r]
+    def commit(self, slot: int, pages: np.ndarray, length: int, accepted: np.ndarray) -> None:
+        """Make accepted rows of a slot's open tree part of its past: close the gaps in its KV, replay them into S, window.
+        Every step does it first; this alone settles a sequence that has no further step."""
         saved = self.replay.pop(slot, None)
         if not len(accepted):
             return
         assert saved is not None, "accepted rows need an uncommitted step before"
-        length = int(step.lengths[r])
         for layer in range(len(self.config.full_layers)):
-            keys, values = read_rows(self.kv[:, layer], step.pages[r], length + int(accepted.max()) + 1)
+            keys, values = read_rows(self.kv[:, layer], pages, length + int(accepted.max()) + 1)
             picked = length + accepted
-            write_rows(self.kv[:, layer], step.pages[r], length, keys[picked], values[picked])
+            write_rows(self.kv[:, layer], pages, length, keys[picked], values[picked])
         for layer, rows in enumerate(saved):
             mix, k, v, g, beta = (x[accepted] for x in rows)
             window = self.window[layer, slot]
@@ -258,19 +263,19 @@ class CpuTower:
 
 
 def attend(q, keys, values, mask):
-    """Grouped-query attention of t scaled queries. q [t, H, hd]; keys and values [L, G, hd], the last t of them the queries'
-    own rows, which mask bool [t, t] restricts: True at most on and below its diagonal. Returns [t, H, hd]."""
-    t, H, hd = q.shape
+    """Grouped-query attention of n scaled queries. q [n, H, hd]; keys and values [L, G, hd], the last t of them the step's
+    own rows, which mask bool [n, t] restricts; if n = t, to the diagonal and below. Returns [n, H, hd]."""
+    (rows, t), (_, H, hd) = mask.shape, q.shape
     past, G = len(keys) - t, keys.shape[1]
-    out = np.empty((t, H, hd), np.float32)
+    out = np.empty((rows, H, hd), np.float32)
     kt, vt = keys.transpose(1, 2, 0), values.transpose(1, 0, 2)         # [G, hd, L], [G, L, hd]
-    for i in range(0, t, QUERIES):
-        end = min(i + QUERIES, t)
-        n, seen = end - i, past + end                                   # later keys are nobody's ancestors
-        rows = q[i:end].reshape(n, G, H // G, hd).transpose(1, 2, 0, 3).reshape(G, -1, hd)
-        scores = (rows @ kt[:, :, :seen]).reshape(G, H // G, n, seen)
+    for i in range(0, rows, QUERIES):
+        end = min(i + QUERIES, rows)
+        n, seen = end - i, past + (end if rows == t else t)             # later keys are nobody's ancestors
+        some = q[i:end].reshape(n, G, H // G, hd).transpose(1, 2, 0, 3).reshape(G, -1, hd)
+        scores = (some @ kt[:, :, :seen]).reshape(G, H // G, n, seen)
         if t > 1:
-            scores[..., past:] += np.where(mask[i:end, :end], np.float32(0), np.float32(-np.inf))
+            scores[..., past:] += np.where(mask[i:end, :seen - past], np.float32(0), np.float32(-np.inf))
         scores -= scores.max(-1, keepdims=True)
         np.exp(scores, out=scores)
         scores /= scores.sum(-1, keepdims=True)

@@ -29,7 +29,7 @@ from .matrix import workspace
 from .mlp import Mlp
 from .mtp import DraftHead
 from .rounds import Ledger, split
-from .staging import fill, gaps, pad
+from .staging import fill, gaps, pad, path_moves
 from .trace import Trace
 
 KV_DTYPES = {"bf16": np.uint16, "e4m3": np.uint8}
@@ -64,6 +64,7 @@ class CudaTower:
         self.config, self.backend, self.kv_name = c, backend, f"kv_{kv}"
         layers = len(c.full_layers) + has_mtp
         self.kv = backend.zeros((2 * layers, pages, PAGE, c.num_key_value_heads, c.head_dim), KV_DTYPES[kv])
+        self.main_kv = self.kv[:2 * len(c.full_layers)]     # the draft head's rows are not a tree's: they stay
         self.pools = [Pools.make(backend, c, slots, 2 * active, ROWS) for _ in c.linear_layers]
         self.scratch = Scratch(backend, c, min(pages, -(-c.max_position_embeddings // PAGE)), kv)
         self.work = workspace(backend)
@@ -152,17 +153,27 @@ class CudaTower:
     def settle(self, slot):
         """Bring a slot's state up to the rows that it has committed."""
         owed = self.ledger.close(slot)
-        if owed is None:
-            return
-        entry, path = owed
-        b = self.scratch.buffers(Bucket.of(0, 1, 0, 0, 1, False))
+        if owed is not None:
+            self.advance(slot, *owed)
+
+    def commit(self, slot, pages, length, accepted):
+        """Make accepted rows of a slot's open tree part of its past, without a step; `length` rows are in its cache."""
+        entry = self.ledger.take(slot)
+        self.advance(slot, entry, tuple(int(row) for row in accepted), path_moves(pages, length, accepted))
+
+    def advance(self, slot, entry, path, moves=()):
+        """Replay rows of an entry into a slot's state, and close the gaps among their keys."""
+        b = self.scratch.buffers(Bucket.of(0, 1, 0, 0, 1, bool(moves)))
         pad(b.host, 0, 0)
         b.host["plan"][:] = plan.table([(slot, 0, 0, entry, -1, path)], ROWS)
+        b.host["moves"][0], b.host["moves"][1:1 + 2 * len(moves)] = len(moves), np.ravel(moves)
         self.replay("settle", b, self.queue_settle)
         self.backend.synchronize()
 
     def queue_settle(self, b):
         self.backend.write(b.integers, b.staging)
+        if b.bucket.moves:
+            kv_move.launch(self.backend.stream, self.main_kv, b.moves)
         for layer in self.layers:
             if isinstance(layer.mixer, DeltaNet):
                 layer.mixer.advance(self.backend, b, 0)
@@ -202,7 +213,7 @@ class CudaTower:
     def queue_forward(self, b, watch=lambda name, array: None):
         self.backend.write(b.integers, b.staging)
         if b.bucket.moves:
-            kv_move.launch(self.backend.stream, self.kv, b.moves)
+            kv_move.launch(self.backend.stream, self.main_kv, b.moves)
         table, scale, format = self.embedding
         embed.launch(self.backend.stream, b.tokens, table, scale, b.hidden, format)
         watch("embed", b.hidden)
@@ -240,7 +251,7 @@ class CudaTower:
         wanted = np.flatnonzero(np.isin(step.outputs, at))
         draft = hidden is not None
         debts = [None if draft else self.begin(step, s, spans) for s in spans]
-        moves = [] if draft else [m for s, d in zip(spans, debts) for m in gaps(step, s, d[2])]
+        moves = [] if draft else [m for s in spans for m in gaps(step, s)]
         b = self.scratch.buffers(Bucket.of(len(at), len(spans), max(s.count for s in spans), len(wanted),
                                            step.pages.shape[1], bool(moves)))
         host = b.host

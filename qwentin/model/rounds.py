@@ -76,6 +76,13 @@ class Ledger:
         self.debts[slot] = Debt(debt.pair, debt.entry ^ 1, 0, True)
         return (debt.entry if path else -1), debt.entry ^ 1, path
 
+    def take(self, slot: int) -> int:
+        """The entry of a slot's open tree, whose accepted rows the caller replays now; the debt is forgotten."""
+        debt = self.debts.pop(slot)
+        assert not debt.committed, "accepted rows need an uncommitted step before"
+        self.free.append(debt.pair)
+        return debt.entry
+
     def pair(self, company):
         if not self.free:
             self.settle(next(slot for slot in self.debts if slot not in company))

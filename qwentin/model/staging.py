@@ -12,13 +12,17 @@ from .buffers import ROWS
 CHAIN = (2 << np.arange(ROWS, dtype=np.uint64)) - 1       # row i of a chain sees rows 0 .. i
 
 
-def gaps(step, span, path):
+def gaps(step, span):
     """The (from, to) places of accepted rows that do not stand where they belong; only a tree's can."""
     accepted = () if span.done else step.accepted[span.r]
+    return path_moves(step.pages[span.r], int(step.lengths[span.r]), accepted)
+
+
+def path_moves(pages, length, accepted):
+    """The same for the accepted rows of one tree behind `length` rows."""
     if not len(accepted) or is_chain(np.asarray(accepted) - 1):
         return []
-    at = int(step.lengths[span.r])
-    return [(place(step.pages[span.r], at + row), place(step.pages[span.r], at + to)) for to, row in enumerate(path)]
+    return [(place(pages, length + int(row)), place(pages, length + to)) for to, row in enumerate(accepted)]
 
 
 def place(pages, row):

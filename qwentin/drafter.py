@@ -1,0 +1,176 @@
+"""Drafters: who proposes the next tokens. Each adds guesses to the draft trees of some sequences.
+
+    LookupDrafter    what followed the same words before (lookup.py): a chain from the root, costs nothing
+    HeadDrafter      the checkpoint's draft head (MTP), a level of the tree at a time for all sequences together
+
+The head's cache has one row for each position p, made from the main model's hidden of p and token p + 1, in the same pages
+as the main model's keys. Rows for guesses are made from the head's own hiddens; they stand behind the true ones and are
+written over when the text has moved on:
+
+    rows    0 ........ seeded | hidden, not yet run | guesses of this round
+                              '-- catch_up() runs these with true hiddens, the last one's logits are the first guess
+
+A guess is (token, how likely, kind); its kind is how Acceptance remembers it. A drafter that is wrong costs time, never a
+token (tree.py). Who calls: speculation.py. Proven by tests/test_drafter.py and tests/test_speculation.py.
+"""
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+
+from .sequence import Sequence
+from .step import Rows, pack
+from .tree import DraftTree
+from .treeplan import Plan
+
+WIDTH = 4           # guesses below one row
+BEAM = 4            # rows of a level that are followed
+KNOWN = ((3, 0.3), (4, 0.45), (6, 0.6), (10, 0.75), (16, 0.9), (32, 0.95))     # ids that agree, first odds of what followed
+SURE = 0.9          # odds at which a long match goes without the head
+SURE_LENGTH = 16
+
+
+@dataclass(eq=False)
+class Draft:
+    """One sequence's tree of this round; depth and guesses are the most it may have."""
+    sequence: Sequence
+    depth: int
+    guesses: int
+    tree: DraftTree = field(init=False)
+    sure: bool = False              # the tree is as good as it gets
+
+    def __post_init__(self):
+        self.tree = DraftTree(self.sequence.ids[-1])
+
+
+class Drafter(Protocol):
+    """Anything that proposes; block drafters will be another kind."""
+
+    def extend(self, drafts: list[Draft]) -> None:
+        """Add guesses to the trees."""
+
+
+class LookupDrafter:
+    """Proposes what followed the longest earlier match."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+
+    def extend(self, drafts: list[Draft]) -> None:
+        for draft in drafts:
+            ids = draft.sequence.ids
+            length, start = draft.sequence.drafting.lookup.match(ids)
+            if length:
+                self.chain(draft, length, ids[start:start + min(draft.depth, draft.guesses)])
+
+    def chain(self, draft, length, tokens):
+        row = 0
+        for i, token in enumerate(tokens):
+            kind, odds = bucket(length + i)
+            row = draft.tree.add(row, token, self.plan.acceptance.chance(kind, odds), (kind, odds))
+        draft.sure = length >= SURE_LENGTH and self.plan.acceptance.rate(bucket(length)[0], 0.0) > SURE
+
+
+def bucket(length: int):
+    """(kind, first odds) of a guess behind so many ids that agree."""
+    least, odds = next(pair for pair in reversed(KNOWN) if length >= pair[0])
+    return ("lookup", least), odds
+
+
+def true_rows(sequence: Sequence, until: int, wanted: bool) -> tuple[Rows, np.ndarray]:
+    """The head's rows of the positions it lacks up to `until`, and their hiddens; logits of the last if `wanted`."""
+    hidden = sequence.drafting.head.take(until)
+    first = until - len(hidden)
+    outputs = np.array([len(hidden) - 1] if wanted else [], np.int32)
+    return Rows(np.array(sequence.ids[first + 1:until + 1], np.int32), sequence.slot,
+                np.array(sequence.table.pages, np.int32), first, outputs), hidden
+
+
+class HeadDrafter:
+    """Grows trees with the draft head of `engine`'s tower."""
+
+    def __init__(self, engine, plan: Plan, vocabulary: int):
+        self.engine, self.plan, self.vocabulary = engine, plan, vocabulary
+
+    def extend(self, drafts: list[Draft]) -> None:
+        drafts = [d for d in drafts if not d.sure]
+        if not drafts:
+            return
+        fronts = [Front(d, d.sequence.table.length) for d in drafts]
+        logits, hidden = self.run([true_rows(d.sequence, d.sequence.table.length, True) for d in drafts])
+        for depth in range(1, max(d.depth for d in drafts) + 1):
+            at = 0
+            for front in fronts:
+                n = len(front.rows)
+                front.grow(logits[at:at + n, :self.vocabulary], hidden[at:at + n], depth, self.plan)
+                at += n
+            fronts = [f for f in fronts if f.follow(depth + 1, self.plan, len(drafts))]
+            if not fronts:
+                return
+            logits, hidden = self.run([f.guessed_rows() for f in fronts])
+
+    def run(self, parts: list[tuple[Rows, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+        """One step of the head: logits and the head's own hiddens of the wanted rows."""
+        begun = perf_counter()
+        step = pack([rows for rows, _ in parts], hidden=True)
+        output = self.engine.tower.forward_mtp(step, np.concatenate([hidden for _, hidden in parts]))
+        self.plan.costs.draft.add(step.rows, perf_counter() - begun)
+        if not np.isfinite(output.logits).all():
+            raise ArithmeticError("the draft head produced logits that are not finite")
+        return output.logits, output.hidden[step.outputs]
+
+    def seed(self, sequences: list[tuple[Sequence, int]]) -> None:
+        """Write the rows that the head lacks of each sequence up to a position; nothing is drafted."""
+        if sequences:
+            parts = [true_rows(sequence, until, False) for sequence, until in sequences]
+            self.engine.tower.forward_mtp(pack([rows for rows, _ in parts]), np.concatenate([h for _, h in parts]))
+
+
+class Front:
+    """The rows of one tree whose children are asked next."""
+
+    def __init__(self, draft: Draft, base: int):
+        self.draft, self.tree, self.base = draft, draft.tree, base
+        self.rows = [0]
+        self.hidden: dict[int, np.ndarray] = {}     # tree row: the head's hidden there
+        self.written: list[int] = []                # tree rows in the head's cache from `base` on
+
+    def grow(self, logits: np.ndarray, hidden: np.ndarray, depth: int, plan: Plan) -> None:
+        """Add the best WIDTH children of each row."""
+        for row, scores, h in zip(self.rows, logits, hidden):
+            self.hidden[row] = h
+            top = np.argpartition(scores, -WIDTH)[-WIDTH:] if len(scores) > WIDTH else np.arange(len(scores))
+            top = top[np.argsort(-scores[top], kind="stable")]
+            odds = np.exp(scores[top] - scores[top[0]])
+            odds /= np.exp(scores - scores[top[0]]).sum()
+            for rank, (token, p) in enumerate(zip(top.tolist(), odds.tolist())):
+                kind = ("head", min(depth, 8), rank)
+                self.tree.add(row, token, plan.acceptance.chance(kind, p), (kind, p))
+
+    def follow(self, depth: int, plan: Plan, sequences: int) -> bool:
+        """Choose the rows whose children, at `depth`, are asked next; False if that does not pay."""
+        if depth > self.draft.depth:
+            return False
+        children = [child for row in self.rows for child in self.tree.children[row].values()]
+        children = [row for row in children if self.tree.tokens[row] not in self.draft.sequence.stop_ids]
+        children.sort(key=lambda row: -self.tree.reach[row])
+        least = plan.follows(depth, sequences)
+        self.rows = sorted(row for row in children[:BEAM] if self.tree.reach[row] >= least)
+        return bool(self.rows) and plan.deepen(sum(self.tree.reach[r] for r in self.rows), depth, len(self.rows), sequences)
+
+    def guessed_rows(self) -> tuple[Rows, np.ndarray]:
+        """The head's rows for the paths to self.rows, less those at their common beginning that are in the cache already."""
+        paths = [self.tree.path(row)[1:] for row in self.rows]
+        kept = 0
+        while kept < len(paths[0]) - 1 and kept < len(self.written) and all(p[kept] == self.written[kept] for p in paths):
+            kept += 1
+        new = sorted({row for path in paths for row in path[kept:]})
+        place = {row: i for i, row in enumerate(new)}
+        self.written = self.written[:kept] + new
+        sequence = self.draft.sequence
+        rows = Rows(np.array([self.tree.tokens[r] for r in new], np.int32), sequence.slot,
+                    np.array(sequence.table.pages, np.int32), self.base + kept,
+                    np.array([place[r] for r in self.rows], np.int32),
+                    np.array([place.get(self.tree.parents[r], -1) for r in new], np.int32))
+        return rows, np.stack([self.hidden[self.tree.parents[r]] for r in new])
