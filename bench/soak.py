@@ -1,6 +1,6 @@
 """Soak: agents of three dialects at one server for as long as you like; what is said and what is held must not drift.
 
-    python bench/soak.py [--requests 2000] [--minutes 30] [--agents 6] [--seed 1]
+    python bench/soak.py [--requests 2000] [--minutes 30] [--agents 6] [--seed 1] [--device cpu]
 
 Each agent holds conversations: turns with tools, edits, branches, retries, titles on the side, streams left in the middle,
 prompts that do not fit. Requests are spread over `--minutes` of real time (0: one after the other as fast as they go).
@@ -331,6 +331,12 @@ def counters(url: str) -> dict[str, float]:
     return {line[0]: float(line[1]) for line in lines if "{" not in line[0]}
 
 
+def health(url: str) -> dict:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    connection.request("GET", "/health")
+    return json.loads(connection.getresponse().read())
+
+
 def soak(options) -> dict:
     """Everything but the recount."""
     process = options.process
@@ -340,9 +346,10 @@ def soak(options) -> dict:
     agents = [Agent(url, number, options.seed, jobs) for number in range(1, options.agents + 1)]
     for agent in agents:
         agent.start()
-    memory = []
+    memory, device = [], []
     while any(agent.is_alive() for agent in agents):
         memory.append((jobs.done, resident(process.pid)))
+        device.append(health(url).get("device_free_bytes"))
         time.sleep(0.5)
     last = probe(Agent(url, 0, options.seed, None))
     memory.append((jobs.done, resident(process.pid)))
@@ -354,6 +361,8 @@ def soak(options) -> dict:
             "ready_mib": ready // MIB, "limit_mib": (ready + configured() + SLACK) // MIB,
             "most_mib": max(held for _, held in memory) // MIB,
             "second_half_growth_mib": round((max(late) - late[0]) / MIB, 1),
+            "device": health(url)["device"], "graphs": health(url)["graphs"],
+            "device_free": [device[len(device) * i // 8 - (i == 8)] for i in range(9)],
             "memory_mib": [memory[len(memory) * i // 8 - (i == 8)][1] // MIB for i in range(9)],
             "prompt_tokens": int(found["qwentin_prompt_tokens_total"]),
             "cached_tokens": int(found["qwentin_cached_tokens_total"])}
@@ -375,12 +384,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--agents", type=int, default=6)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="where the server's model runs")
     parser.add_argument("--serve", action="store_true", help="be the server (what this script starts)")
     options = parser.parse_args()
     if options.serve:
-        serve_and_recount(SERVER)
+        serve_and_recount({**SERVER, "device": options.device})
         return 0
-    options.process = subprocess.Popen([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True)
+    options.process = subprocess.Popen([sys.executable, __file__, "--serve", "--device", options.device],
+                                       stdout=subprocess.PIPE, text=True)
     try:
         result = soak(options)
         options.process.send_signal(signal.SIGTERM)

@@ -36,7 +36,9 @@ class Placed:
 
     def report(self) -> dict:
         """For /health: device, bytes by part, seconds to load, graphs captured so far."""
-        return {"device": self.device, "memory": self.memory, "load_seconds": round(self.seconds, 3),
+        backend = getattr(self.tower, "backend", None)
+        free = {"device_free_bytes": backend.free_bytes()} if backend else {}
+        return {"device": self.device, "memory": self.memory, "load_seconds": round(self.seconds, 3), **free,
                 "graphs": len(getattr(self.tower, "graphs", ()))}
 
 

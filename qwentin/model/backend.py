@@ -33,6 +33,11 @@ class GpuBackend:
         """Let the calling thread use the device."""
         self.device.make_current()
 
+    def free_bytes(self):
+        """Device memory that nobody has taken; any thread may ask."""
+        self.attach()
+        return self.device.free_bytes()
+
     def staging(self, shape, dtype):
         """A host array that copies read or fill while the host goes on."""
         return pinned(shape, dtype)
@@ -118,6 +123,9 @@ class EmulatorBackend:
         pass
 
     synchronize = attach
+
+    def free_bytes(self):
+        return None
 
 
 @dataclass(frozen=True)
