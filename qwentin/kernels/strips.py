@@ -39,9 +39,11 @@ PARTS = packed.TILES // TILES         # warps that share a piece
 K_GROUPS = 2                          # pieces in a stage
 CONSUMERS = PARTS * K_GROUPS
 THREADS = 32 * (CONSUMERS + 1)
-# Stages, if they fit. Four of fp6 are more than half of an H200's shared memory, so that a launch that starts early finds no
-# room beside its predecessor and puts one block on each multiprocessor; with three it puts two on some: 8.9 ms a step, not 6.5.
-DEPTH = 4
+# Stages, if they fit: at least three (75 KB of fp6 on their way keep an H200's memory busy), and so many that a block takes
+# more than half of the shared memory. Then a launch that starts early finds no room beside its predecessor and puts one block
+# on each multiprocessor; where two fit it puts two on some: 8.9 ms a step of fp6, not 6.5.
+DEPTH = 3
+MOST_STAGES = 16                      # what room for barriers is reckoned with
 SHARED = 99 << 10                     # bytes a block may have on every device since sm_86; an H200 has 227 KB
 EMPTY = 0xFFFFFFFF
 WRITTEN, READ = 1, 2                  # named barriers around the sums in shared memory
@@ -98,12 +100,12 @@ def pieces_of_stage(at, k, end, deep):
 
 
 def depth_for(packing, row_groups, x_tile, shared):
-    """Stages that fit a block's shared memory, at most DEPTH."""
+    """Stages of the ring, of a block that may have so many bytes of shared memory."""
     stage = K_GROUPS * (packed.TILES * packing.tile_bytes + x_tile)
-    rest = (K_GROUPS - 1) * PARTS * TILES * row_groups * 512 + 16 * DEPTH
+    rest = (K_GROUPS - 1) * PARTS * TILES * row_groups * 512 + 16 * MOST_STAGES
     if stage + rest > shared:
         raise ValueError(f"a stage of {packing.name} takes {stage + rest} bytes of shared memory, there are {shared}")
-    return min((shared - rest) // stage, DEPTH)
+    return min((shared - rest) // stage, max(DEPTH, -(-(shared // 2 - rest) // stage)))
 
 
 @functools.cache
