@@ -150,7 +150,7 @@ def main():
     parser.add_argument("--rounds", nargs="*", default=ROUNDS, metavar="ROWS:DEPTH")
     parser.add_argument("--tables", nargs="*", default=ROUNDS[:1], metavar="ROWS:DEPTH", help="rounds to list")
     options = parser.parse_args()
-    strips.DEPTH = options.depth
+    strips.DEPTH = options.depth     # more than half of the shared memory in any case
     if options.plain:
         Kernel.waits = lambda kernel, chip: False
     device = Device.open()

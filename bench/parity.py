@@ -7,6 +7,7 @@ each such place is counted, and the rest of that continuation is not compared.
 """
 import argparse
 import json
+from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from qwentin.model.weights import open_checkpoint
 from qwentin.step import Rows, pack
 
 NEAR = 0.02
+EVAL = Path(__file__).resolve().parents[1] / "tests" / "data" / "eval.jsonl"
 TABLE = np.array([5, 2, 7, 1, 6, 3], np.int32)
 
 
@@ -89,7 +91,9 @@ def main():
     worst, first = traces(gpu, cpu, ids)
     print(f"traces: largest relative error of a part {worst:.2e}; first beyond 1e-2: {first}")
     print(f"tree, accepted path, chain: largest logit error {tree(gpu, cpu, ids):.3f}")
-    found = [greedy(gpu, cpu, rng.integers(0, 4000, rng.integers(2, 200)), options.tokens) for _ in range(options.prompts)]
+    texts = [json.loads(line)["reference_ids"] for line in EVAL.read_text().splitlines()]
+    found = [greedy(gpu, cpu, text[:rng.integers(2, max(len(text) // 2, 3))], options.tokens)
+             for text in texts[:options.prompts]]
     compared, near, wrong, errors = (list(x) for x in zip(*found))
     print(f"greedy: {sum(compared)} tokens equal, {sum(near)} near ties, {sum(wrong)} wrong; "
           f"largest logit error {max(errors):.3f}")

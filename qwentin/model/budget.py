@@ -27,7 +27,7 @@ KV_HEAD_BYTES = {"f32": lambda hd: 8 * hd, "bf16": lambda hd: 4 * hd, "fp8": lam
                  "q4": lambda hd: hd // 2 + hd + hd // 8 + 4}
 GIB = 1 << 30
 CARD = dict(multiprocessors=170, shared=99 << 10)       # an RTX 5090's, which scratch depends on a little
-CONTEXT = 640 << 20             # what the driver, kernels' code and captured graphs take, measured on an H200: RESULTS.md
+CONTEXT = 960 << 20             # what the driver, kernels' code and captured graphs take, measured on an H200: RESULTS.md
 
 
 def kv_row_bytes(config: ModelConfig, kind: str, layers: int) -> int:
