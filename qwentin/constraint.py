@@ -17,7 +17,7 @@ import threading
 from collections import OrderedDict
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, grammar_from
+from llguidance import LLMatcher, LLTokenizer, grammar_from, regex_to_lark
 
 from .errors import ConstraintFailed, RequestError
 from .tokenizer import Tokenizer
@@ -55,6 +55,11 @@ def lark(text: str, **parts: str) -> str:
 def free_grammar(text: str) -> str:
     """A grammar as clients write them: Lark, or GBNF and EBNF (llama.cpp's). ValueError says why it is neither."""
     return grammar_from("grammar", text)
+
+
+def pattern_in_lark(pattern: str) -> str:
+    """A regular expression of JSON Schema as it stands between the slashes of a Lark terminal."""
+    return regex_to_lark(pattern, "dw")
 
 
 def literal(text: str) -> str:
@@ -96,10 +101,11 @@ class Constraint:
 
 
 class Grammar:
-    """A compiled grammar. `begin` may be called on any thread."""
+    """A compiled grammar; `warnings` tell what of it is not enforced. `begin` may be called on any thread."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: int):
         self.matcher, self.vocabulary = matcher, vocabulary
+        self.warnings: list[str] = matcher.get_grammar_warnings()
         self.lock = threading.Lock()
 
     def begin(self) -> Constraint:

@@ -17,7 +17,9 @@ from aiohttp import web
 from qwentin import nano
 from qwentin.chat_template import ChatTemplate
 from qwentin.config import EngineConfig
+from qwentin.constraint import Grammars
 from qwentin.errors import ContextOverflow, EngineStopped, QueueFull
+from qwentin.tokenizer import Tokenizer
 from qwentin.request import Delta, Done, Finish, Progress, PromptScored, SamplingParams, Token, Usage
 from qwentin.server.fields import read
 from qwentin.server.process import make_runner
@@ -154,6 +156,7 @@ class FakeEngine:
         self.prefill_steps, self.step_s = prefill_steps, step_s
         self.tokenizer = FakeTokenizer()
         self.chat_template = ChatTemplate(nano.DIRECTORY, {})
+        self.config, self.grammars = EngineConfig(), Grammars(Tokenizer(nano.DIRECTORY))
         self.defaults = SamplingParams(temperature=0.7)
         self.model_config = SimpleNamespace(eos_token_id=(self.tokenizer.id(END),))
         self.gate, self.lock, self.stopping = threading.Event(), threading.Lock(), None

@@ -11,7 +11,8 @@ from qwentin.chat_template import ChatTemplate
 from qwentin.errors import EngineStopped, RequestError
 from qwentin.request import Finish
 from qwentin.server.chat import ChatBody, ChatReply
-from qwentin.server.conversation import conversation, template_variables
+from qwentin.server.conversation import conversation
+from qwentin.server.effort import template_variables
 from qwentin.server.fields import parse_json, read, unknown
 from qwentin.server.reply import Failed
 
@@ -346,8 +347,17 @@ def test_bad_messages_are_named(message, param):
     ({"chat_template_kwargs": 1}, "chat_template_kwargs"),
     ({"tools": {}}, "tools"), ({"tools": [3]}, "tools[0]"), ({"tools": [{"type": "web_search"}]}, "tools[0]"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
-    ({"tool_choice": "required"}, "tool_choice"), ({"tool_choice": {"type": "function"}}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format.type"),
+    ({"tool_choice": "required"}, "tool_choice"), ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
+    ({"tool_choice": "always"}, "tool_choice"), ({"tool_choice": {"type": "mcp"}}, "tool_choice.type"),
+    ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}}, "response_format.json_schema.schema"),
+    ({"guided_regex": "("}, "guided_regex"), ({"guided_choice": []}, "guided_choice"), ({"guided_json": "{"}, "guided_json"),
+    ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"choice": [3]}}, "structured_outputs.choice[0]"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+    ({"thinking_token_budget": -1}, "thinking_token_budget"), ({"thinking_budget": "x"}, "thinking_budget"),
     ({"response_format": "json"}, "response_format"),
     ({"model": 5}, "model"), ({"ignore_eos": 1}, "ignore_eos"),
 ])

@@ -130,7 +130,11 @@ def test_bad_messages_are_named(message, param):
     ({"system": 5}, "system"), ({"system": [{"text": 5}]}, "system[0].text"), ({"stop_sequences": [""]}, "stop_sequences"),
     ({"thinking": {"type": "often"}}, "thinking.type"), ({"thinking": "on"}, "thinking"), ({"tools": [{}]}, "tools[0].name"),
     ({"output_config": {"effort": "huge"}}, "output_config.effort"),
-    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+    ({"output_format": {"type": "json_schema", "schema": {"type": "strin"}}}, "output_format.schema"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"), ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    ({"tool_choice": {"type": "required"}}, "tool_choice.type"),
+    ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
     ({"tool_choice": {"disable_parallel_tool_use": "no"}}, "tool_choice.disable_parallel_tool_use"),
 ])
 def test_bad_values_name_the_field(body, param):
@@ -158,6 +162,6 @@ def test_R10_the_effort_that_was_used_is_told():
     assert whole["x_qwentin"]["thinking"] is False and whole["x_qwentin"]["reasoning_effort"] is None
 
 
-def test_a_budget_is_noted_not_obeyed():
+def test_the_budget_goes_to_the_engine():
     body = read(MessagesBody, {**BODY, "thinking": {"type": "enabled", "budget_tokens": 2000}})
-    assert MessagesReply(body, FakeEngine([]), "m").notes == ["ignoring thinking.budget_tokens: thoughts have no budget yet"]
+    assert MessagesReply(body, FakeEngine([]), "m").turn.request.guide.budget == 2000

@@ -117,7 +117,10 @@ def test_bad_items_are_named(item, param):
     ({"input": None}, "input"), ({"input": []}, "input"), ({"input": 5}, "input"), ({"top_logprobs": 21}, "top_logprobs"),
     ({"max_output_tokens": 0}, "max_output_tokens"), ({"background": True}, "background"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"), ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-    ({"text": {"format": {"type": "json_schema"}}}, "text.format.type"),
+    ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type"), ({"tool_choice": "required"}, "tool_choice"),
+    ({"text": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}}, "text.format.schema"),
+    ({"tool_choice": {"type": "function", "name": "nobody"}}, "tool_choice"),
     ({"tools": [5]}, "tools[0]"), ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
 ])

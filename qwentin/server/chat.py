@@ -17,11 +17,13 @@ from dataclasses import dataclass
 
 from ..errors import RequestError
 from ..request import Done, Event
-from .conversation import EFFORTS, Conversation, conversation, template_variables, tool_list
-from .fields import anything, boolean, integer, listing, mapping, one_of, optional, refuse, required
+from .conversation import Conversation, conversation, tool_list
+from .effort import EFFORTS, Thinking
+from .fields import anything, boolean, integer, listing, one_of, optional, required
 from .logprobs import chat_logprobs
 from .options import Options
 from .reply import FINGERPRINT, DataFrames, usage_object
+from .toolchoice import openai_choice
 from .toolevents import ArgumentsDelta, CallStart, Reasoning, Text
 from .toolevents import Event as Said
 from .turn import Piece, Turn
@@ -31,33 +33,24 @@ MAX_TOP = 20         # alternatives a token
 
 
 @dataclass(frozen=True)
-class ChatBody(Options):
+class ChatBody(Thinking, Options):
     messages: list = required(listing)
     tools: list | None = optional(tool_list)
     tool_choice: str | dict | None = optional(anything)
     parallel_tool_calls: bool = optional(boolean, True)
-    response_format: dict | None = optional(mapping)
     max_tokens: int | None = optional(integer(1))
     max_completion_tokens: int | None = optional(integer(1))
     logprobs: bool = optional(boolean, False)
     top_logprobs: int | None = optional(integer(0, MAX_TOP))
-    enable_thinking: bool | None = optional(boolean)
     reasoning_effort: str | None = optional(one_of("none", *EFFORTS))
-    chat_template_kwargs: dict | None = optional(mapping)
 
     def check(self) -> None:
-        """Combinations, and what this server cannot do yet: refused, because ignoring it would change the answer."""
+        """Combinations that make no sense."""
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs is given without logprobs; set logprobs to true.", "top_logprobs")
-        if self.tool_choice not in (None, "auto", "none"):
-            refuse("tool_choice", self.tool_choice, "'auto' or 'none' (a call cannot be forced yet)", "unsupported_value")
-        if self.response_format is not None and self.response_format.get("type", "text") != "text":
-            refuse("response_format.type", self.response_format["type"], "'text' (output cannot be constrained yet)",
-                   "unsupported_value")
 
     def conversation(self) -> Conversation:
-        variables = template_variables(self.chat_template_kwargs or {}, self.enable_thinking, self.reasoning_effort)
-        return Conversation(conversation(self.messages), self.tools or None, variables)
+        return Conversation(conversation(self.messages), self.tools or None, self.variables(self.reasoning_effort))
 
 
 class ChatReply(DataFrames):
@@ -72,8 +65,10 @@ class ChatReply(DataFrames):
         self.body, self.tokenizer, self.notes = body, engine.tokenizer, []
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         self.turn = Turn(engine, f"chatcmpl-{uuid.uuid4().hex}", body.conversation(), body, body.tools,
-                         calls=body.tool_choice != "none", parallel=body.parallel_tool_calls, n=body.n, max_tokens=limit,
-                         stop=body.stop, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+                         choice=openai_choice(body.tool_choice, body.parallel_tool_calls), form=body.form(),
+                         budget=body.budget(), n=body.n, max_tokens=limit, stop=body.stop,
+                         logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+        self.notes += self.turn.notes
         self.request = self.turn.request
         self.requests = [self.request]
         self.pieces: list[list[Piece]] = [[] for _ in range(body.n)]

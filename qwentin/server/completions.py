@@ -15,6 +15,7 @@ from functools import reduce
 import numpy as np
 
 from ..errors import RequestError
+from ..guide import Guide
 from ..request import Delta, Done, Event, Finish, GenerateRequest, PromptScored, Token, Usage
 from .fields import anything, boolean, integer, optional, refuse, required, string, token_ids
 from .logprobs import join_legacy, legacy_logprobs
@@ -102,9 +103,11 @@ class CompletionReply(DataFrames):
         self.body, self.tokenizer, self.notes = body, engine.tokenizer, []
         self.prompts = prompts(body.prompt, engine.tokenizer)
         name = f"cmpl-{uuid.uuid4().hex}"
+        form = body.form()
+        guide = Guide(grammar=engine.grammars.compile(form.source, form.field)) if form else None
         rules = dict(sampling=body.sampling(engine.defaults), n=body.n, max_tokens=body.max_tokens, stop=body.stop,
-                     stop_ids=body.stop_ids(engine.model_config.eos_token_id), logprobs=body.logprobs,
-                     prompt_logprobs=body.prompt_logprobs)
+                     stop_ids=body.stop_ids(engine.model_config.eos_token_id, guide is not None), logprobs=body.logprobs,
+                     prompt_logprobs=body.prompt_logprobs, guide=guide)
         self.requests = [GenerateRequest(id=f"{name}-{k}", prompt=p.ids, **rules) for k, p in enumerate(self.prompts)]
         self.scored: list[tuple[Token, ...]] = [() for _ in self.prompts]
         self.parts: list[list[Part]] = [[] for _ in range(len(self.prompts) * body.n)]

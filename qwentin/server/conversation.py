@@ -13,23 +13,19 @@ Clients send more shapes than templates take; each is brought to one:
     function        the older way to call: function_call and role function are tool_calls and role tool
     reasoning       is reasoning_content
 
-Thinking, first rule that applies: chat_template_kwargs.enable_thinking; enable_thinking; reasoning_effort ("none" is
-off, anything else on); the template's own default. Proven by tests/test_chat.py.
+How much it thinks: effort.py. Proven by tests/test_chat.py.
 """
 import json
 from dataclasses import dataclass
 
 from ..chat_template import ChatTemplate
 from ..errors import RequestError
-from .fields import boolean, listing, mapping, refuse, string, whole_characters
+from .fields import listing, mapping, refuse, string, whole_characters
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "function": "tool"}
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-# OpenAI's words for effort -> the template's (Qwen3.8 knows low, medium and xhigh)
-EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", "xhigh": "xhigh", "max": "xhigh"}
 NO_TEXT = "not shown, this model reads text only"
-RESERVED = ("messages", "tools", "self")
 
 
 @dataclass(frozen=True)
@@ -147,25 +143,6 @@ def place_systems(messages: list[dict]) -> list[dict]:
         else:
             out.append({"role": "user", "content": text})
     return out
-
-
-def template_variables(kwargs: dict, enable_thinking: bool | None, effort: str | None) -> dict:
-    """Variables for the template, by the precedence above. `kwargs` is chat_template_kwargs, passed through."""
-    variables = {}
-    if effort is not None:
-        variables["enable_thinking"] = effort != "none"
-        if effort != "none":
-            variables["reasoning_effort"] = EFFORTS[effort]
-    if enable_thinking is not None:
-        variables["enable_thinking"] = enable_thinking
-    for key, value in kwargs.items():
-        if key in RESERVED:
-            raise RequestError(f"chat_template_kwargs may not hold {key!r}; it has a field of its own.",
-                               "chat_template_kwargs")
-        variables[key] = value
-    if "enable_thinking" in kwargs:
-        boolean("chat_template_kwargs.enable_thinking", kwargs["enable_thinking"])
-    return variables
 
 
 def tool_list(name: str, value) -> list[dict]:

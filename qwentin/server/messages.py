@@ -21,10 +21,13 @@ import uuid
 from dataclasses import dataclass, field
 
 from ..request import Done, Event
-from .fields import anything, boolean, integer, listing, mapping, optional, read, refuse, required, stops
-from .messages_input import conversation_of, declared
+from .effort import Thinking
+from .fields import anything, integer, listing, mapping, optional, read, required, stops
+from .form import Form, format_of
+from .messages_input import budget_of, conversation_of, declared, marked_strict
 from .options import Sampling
 from .refusals import describe_for_anthropic
+from .toolchoice import anthropic_choice
 from .toolevents import ArgumentsDelta, CallEnd, CallStart, Reasoning, Text
 from .toolevents import Event as Said
 from .turn import Piece, Turn
@@ -36,7 +39,7 @@ SIGN = re.compile(r"\s*[:,}]\s*")
 
 
 @dataclass(frozen=True)
-class MessagesBody(Sampling):
+class MessagesBody(Thinking, Sampling):
     messages: list = required(listing)
     system: str | list | None = optional(anything)
     max_tokens: int | None = optional(integer(1))       # Anthropic requires it; here the rest of the context is the default
@@ -45,17 +48,11 @@ class MessagesBody(Sampling):
     tool_choice: dict | None = optional(mapping)
     thinking: dict | None = optional(mapping)
     output_config: dict | None = optional(mapping)
-    enable_thinking: bool | None = optional(boolean)            # extensions, as in chat completions
-    chat_template_kwargs: dict | None = optional(mapping)
+    output_format: dict | None = optional(mapping)              # where older clients put output_config.format
 
-    def check(self) -> None:
-        """What this server cannot do yet: refused, because ignoring it would change the answer."""
-        choice = (self.tool_choice or {}).get("type", "auto")
-        if choice not in ("auto", "none"):
-            refuse("tool_choice.type", choice, "'auto' or 'none' (a call cannot be forced yet)", "unsupported_value")
-        if (self.output_config or {}).get("format") is not None:
-            refuse("output_config.format", self.output_config["format"], "no format (output cannot be constrained yet)",
-                   "unsupported_value")
+    def form(self) -> Form | None:
+        inner = (self.output_config or {}).get("format")
+        return format_of("output_format", self.output_format) if inner is None else format_of("output_config.format", inner)
 
 
 @dataclass
@@ -89,19 +86,15 @@ class MessagesReply:
     named_frames, overflow_in_stream = True, False
 
     def __init__(self, body: MessagesBody, engine, model: str):
-        body.check()
         conversation = conversation_of(body)
         self.notes = declared(body.tools)[1]
-        if (body.thinking or {}).get("budget_tokens") is not None:
-            self.notes.append("ignoring thinking.budget_tokens: thoughts have no budget yet")
-        choice = body.tool_choice or {}
         self.body, self.model = body, body.model or model
-        self.turn = Turn(engine, f"msg_{uuid.uuid4().hex}", conversation, body, conversation.tools,
-                         calls=choice.get("type") != "none",
-                         parallel=not boolean("tool_choice.disable_parallel_tool_use",
-                                              choice.get("disable_parallel_tool_use") or False),
-                         new_id=lambda: f"toolu_{uuid.uuid4().hex[:24]}",
-                         max_tokens=body.max_tokens, stop=body.stop_sequences)
+        tools = marked_strict(conversation.tools, body.tools)
+        self.turn = Turn(engine, f"msg_{uuid.uuid4().hex}", conversation, body, tools,
+                         choice=anthropic_choice(body.tool_choice), form=body.form(), budget=budget_of(body),
+                         new_id=lambda: f"toolu_{uuid.uuid4().hex[:24]}", max_tokens=body.max_tokens,
+                         stop=body.stop_sequences)
+        self.notes += self.turn.notes
         self.requests = [self.turn.request]
         self.blocks: list[Block] = []
         self.open = False                   # does the last block still grow?

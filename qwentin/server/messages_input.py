@@ -10,15 +10,15 @@
                         as a user turn they would end the tool loop and, with most templates, drop its thoughts
     image, document     refused by name, except text documents; inside a tool result they become a note in brackets
 
-Thinking, first rule that applies: chat_template_kwargs.enable_thinking; enable_thinking; thinking.type (enabled,
-adaptive and between_tools are on, disabled is off); off, as clients of this dialect count on. Effort is output_config's.
-Proven by tests/test_messages.py.
+How much it thinks: effort.py. thinking.type enabled, adaptive and between_tools are on, disabled is off. Proven by
+tests/test_messages.py and tests/test_messages_input.py.
 """
 import re
 
 from ..errors import RequestError
-from .conversation import EFFORTS, NO_TEXT, Conversation, function_tool, place_systems, template_variables
-from .fields import listing, mapping, named, one_of, refuse, string
+from .conversation import NO_TEXT, Conversation, function_tool, place_systems
+from .effort import EFFORTS
+from .fields import integer, listing, mapping, named, one_of, refuse, string
 
 BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n?")
 REMINDER = re.compile(r"\s*<system-reminder>.*</system-reminder>\s*", re.DOTALL)
@@ -47,8 +47,20 @@ def variables_of(body) -> dict:
     effort = (body.output_config or {}).get("effort")
     if effort is not None:
         one_of(*EFFORTS)("output_config.effort", effort)
-    on = THINKING[kind] if body.enable_thinking is None else body.enable_thinking
-    return template_variables(body.chat_template_kwargs or {}, on, effort)
+    return body.variables(effort, THINKING[kind])
+
+
+def budget_of(body) -> int | None:
+    """thinking.budget_tokens, unless an extension says otherwise. It counts whatever thinking.type says: the template has
+    been told by then whether there is a thought."""
+    given = (body.thinking or {}).get("budget_tokens")
+    return body.budget(None if given is None else integer(0)("thinking.budget_tokens", given))
+
+
+def marked_strict(kept: list[dict] | None, tools: list | None) -> list[dict]:
+    """The declared tools, with `strict` beside those whose schema the client wants kept to."""
+    strict = {tool.get("name") for tool in tools or [] if tool.get("strict") is True}
+    return [{**tool, "strict": tool["function"]["name"] in strict} for tool in kept or []]
 
 
 def declared(tools: list | None) -> tuple[list[dict], list[str]]:

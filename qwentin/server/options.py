@@ -6,6 +6,7 @@ Not given means the checkpoint's generation_config (sampling) or the rest of the
 from dataclasses import dataclass, replace
 
 from ..request import SamplingParams
+from .form import Structured
 from .fields import (MAX_CHOICES, StreamOptions, biases, boolean, integer, number, optional, stops, stream_options,
                      string, token_ids)
 
@@ -34,13 +35,15 @@ class Sampling:
         given = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
         return replace(defaults, **given)
 
-    def stop_ids(self, checkpoint: tuple[int, ...]) -> frozenset[int]:
-        """Ids that end a choice: the checkpoint's (unless ignore_eos) and the request's own."""
-        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(checkpoint))
+    def stop_ids(self, checkpoint: tuple[int, ...], constrained: bool = False) -> frozenset[int]:
+        """Ids that end a choice: the checkpoint's (unless ignore_eos) and the request's own. What a grammar constrains has
+        an end, so there the checkpoint's always count."""
+        ignored = self.ignore_eos and not constrained
+        return frozenset(self.stop_token_ids) | (frozenset() if ignored else frozenset(checkpoint))
 
 
 @dataclass(frozen=True)
-class Options(Sampling):
+class Options(Structured, Sampling):
     n: int = optional(integer(1, MAX_CHOICES), 1)
     stop: tuple[str, ...] = optional(stops, ())
     stream_options: StreamOptions | None = optional(stream_options)

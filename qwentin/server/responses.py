@@ -19,12 +19,15 @@ from dataclasses import dataclass
 
 from ..errors import ContextOverflow
 from ..request import Done, Event, Token
+from .effort import Thinking
 from .fields import anything, boolean, integer, listing, mapping, optional, refuse, required, string
+from .form import format_of
 from .logprobs import chat_entries
 from .options import Sampling
 from .output_items import Events, Item
 from .refusals import describe
 from .responses_input import Called, conversation_of, read_tools
+from .toolchoice import openai_choice
 from .toolevents import ArgumentsDelta, CallEnd, CallStart, Reasoning, Text
 from .toolevents import Event as Said
 from .turn import Piece, Turn
@@ -34,7 +37,7 @@ ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls"
 
 
 @dataclass(frozen=True)
-class ResponsesBody(Sampling):
+class ResponsesBody(Thinking, Sampling):
     input: str | list = required(anything)
     instructions: str | None = optional(string)
     tools: list | None = optional(listing)
@@ -49,8 +52,6 @@ class ResponsesBody(Sampling):
     background: bool | None = optional(boolean)
     previous_response_id: str | None = optional(string)
     metadata: dict | None = optional(mapping)
-    enable_thinking: bool | None = optional(boolean)            # extensions, as in chat completions
-    chat_template_kwargs: dict | None = optional(mapping)
 
     def check(self) -> None:
         """What this server cannot do: refused, because ignoring it would change the answer."""
@@ -59,11 +60,6 @@ class ResponsesBody(Sampling):
                    "null (responses are not stored: send the whole input)", "previous_response_not_found")
         if self.background:
             refuse("background", True, "false (nothing runs in the background)", "unsupported_value")
-        if self.tool_choice not in (None, "auto", "none"):
-            refuse("tool_choice", self.tool_choice, "'auto' or 'none' (a call cannot be forced yet)", "unsupported_value")
-        form = mapping("text.format", (self.text or {}).get("format") or {})
-        if form.get("type", "text") != "text":
-            refuse("text.format.type", form["type"], "'text' (output cannot be constrained yet)", "unsupported_value")
 
     @property
     def logprobs(self) -> int | None:
@@ -88,8 +84,10 @@ class ResponsesReply:
         if body.store:
             self.notes.append("store is true in a request; responses are not stored here")
         self.turn = Turn(engine, f"resp_{uuid.uuid4().hex}", conversation, body, self.tools.declared,
-                         calls=body.tool_choice != "none", parallel=body.parallel_tool_calls,
+                         choice=openai_choice(body.tool_choice, body.parallel_tool_calls, self.tools.seen),
+                         form=format_of("text.format", (body.text or {}).get("format")), budget=body.budget(),
                          max_tokens=body.max_output_tokens, logprobs=body.logprobs)
+        self.notes += self.turn.notes
         self.requests = [self.turn.request]
         self.created, self.sequence = int(time.time()), 0
         self.items: list[Item] = []

@@ -10,14 +10,13 @@ Tools: a `namespace` is printed as its functions, named NAMESPACE__NAME, and a c
 is how Codex finds an MCP tool. A `custom` tool is printed as a function with one string, `input`. Tools that OpenAI's
 servers run (web_search and others) are not shown to the model, with a line in the log.
 
-Thinking, first rule that applies: chat_template_kwargs.enable_thinking; enable_thinking; reasoning.effort ("none" is off,
-anything else on); the template's own default. Proven by tests/test_responses.py.
+How much it thinks: effort.py. Proven by tests/test_responses.py.
 """
 from dataclasses import dataclass, field
 
 from ..errors import RequestError
-from .conversation import (EFFORTS, Conversation, add_calls, function_tool, message, place_systems, template_variables,
-                           text_of)
+from .conversation import Conversation, add_calls, function_tool, message, place_systems, text_of
+from .effort import EFFORTS
 from .fields import listing, mapping, one_of, refuse, string
 
 
@@ -50,9 +49,15 @@ class Tools:
             printed = custom_tool(seen, tool) if kind == "custom" else function_tool(
                 seen, tool.get("description"), tool.get("parameters"))
             self.printed.append(printed)
-            self.declared.append({**printed, "type": kind})
+            self.declared.append({**printed, "type": kind, "strict": tool.get("strict") is True})
         else:
             self.notes.append(f"ignoring tools of type {str(kind)[:60]!r}, which this server does not run")
+
+    def seen(self, name: str, namespace: str | None = None) -> str:
+        """The name that the model sees, of a tool as the client names it."""
+        found = [seen for seen, called in self.named.items() if called.name == name
+                 and namespace in (None, called.namespace)]
+        return found[0] if len(found) == 1 else full_name(namespace, name)
 
 
 def full_name(namespace, name: str) -> str:
@@ -94,8 +99,7 @@ def conversation_of(body, tools: Tools) -> Conversation:
     effort = (body.reasoning or {}).get("effort")
     if effort is not None:
         one_of("none", *EFFORTS)("reasoning.effort", effort)
-    variables = template_variables(body.chat_template_kwargs or {}, body.enable_thinking, effort)
-    return Conversation(place_systems(found.turns), tools.printed or None, variables)
+    return Conversation(place_systems(found.turns), tools.printed or None, body.variables(effort))
 
 
 class Transcript:

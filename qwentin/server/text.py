@@ -5,7 +5,8 @@ The shapes are those that vLLM serves and lm-eval reads. Proven by tests/test_lm
 from dataclasses import dataclass
 
 from ..errors import RequestError
-from .conversation import conversation, template_variables, tool_list
+from .conversation import conversation, tool_list
+from .effort import template_variables
 from .fields import boolean, listing, mapping, optional, read, required, string, token_ids
 
 

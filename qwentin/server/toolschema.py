@@ -37,10 +37,12 @@ class Tool:
 
     schema     its parameters' JSON schema
     freeform   its one argument is text without JSON around it (a `custom` tool of the Responses API)
+    strict     the client wants its schema kept to
     """
     name: str
     schema: dict
     freeform: bool = False
+    strict: bool = False
 
     @property
     def properties(self) -> dict:
@@ -68,6 +70,12 @@ class Toolbox:
     def __bool__(self) -> bool:
         return bool(self.tools)
 
+    def only(self, names) -> "Toolbox":
+        """Those of these names; all of them for None."""
+        left = Toolbox(None)
+        left.tools = {name: tool for name, tool in self.tools.items() if names is None or name in names}
+        return left
+
     def get(self, name) -> Tool | None:
         return self.tools.get(name) if isinstance(name, str) else None
 
@@ -90,7 +98,8 @@ def tool_of(declared) -> Tool | None:
     name = inner.get("name")
     if not isinstance(name, str) or not name:
         return None
-    return Tool(name, schema if isinstance(schema, dict) else {}, declared.get("type") == "custom")
+    strict = inner.get("strict") is True or declared.get("strict") is True
+    return Tool(name, schema if isinstance(schema, dict) else {}, declared.get("type") == "custom", strict)
 
 
 def types_of(schema, root: dict, depth: int = 0) -> frozenset | None:

@@ -15,10 +15,13 @@ from dataclasses import dataclass, replace
 from ..request import Delta, Done, Event, Finish, GenerateRequest, SamplingParams, Token, Usage
 from .answer import AnswerParser
 from .conversation import Conversation
+from .form import Form
+from .guidance import guide_of
 from .options import Sampling
 from .reasoning import CLOSE, opens_thought
 from .reply import finish_reason, timings
 from .toolcall import new_call_id
+from .toolchoice import NONE, ToolChoice
 from .toolevents import ArgumentsDelta, CallEnd, CallStart, Reasoning, Text
 from .toolevents import Event as Said
 from .toolhead import WRAPPER
@@ -69,6 +72,7 @@ class Choice:
         self.unsorted: list[Token] = []     # tokens whose text has not come yet
         self.thought_count = self.token_count = 0
         self.called: Tool | None = None     # the tool of the latest call
+        self.closed = ""                    # why the engine closed the thought, if it did
 
     def push(self, event: Delta | Finish) -> Piece:
         """The piece that an event of this choice makes. Raises what `finish_reason` raises."""
@@ -79,6 +83,7 @@ class Choice:
         return self.piece(self.parser.push(event.text))
 
     def end(self, event: Finish, reason: str) -> Piece:
+        self.closed = event.closed
         cut = reason == "length" or event.stop is not None
         piece = self.piece(self.parser.finish(cut))
         said = left_open(piece.said) if cut and self.called and not self.called.freeform else piece.said
@@ -132,23 +137,37 @@ class Turn:
     """One conversation to be answered by `n` choices. `rules` go into the GenerateRequest as they are.
 
     tools         the declared tools, as toolschema.py reads them
-    calls         False (tool_choice "none"): whatever the model writes is text, and the tag that opens a call cannot be
-                  sampled. The tools stay in the prompt, so that its cached prefix serves
+    choice        which of them may or must be called. With NONE, whatever the model writes is text, and the tag that opens
+                  a call cannot be sampled. All tools stay in the prompt, so that its cached prefix serves
+    form, budget  what the answer must be; the most tokens of the thought that the request allows
     """
 
     def __init__(self, engine, name: str, conversation: Conversation, options: Sampling, tools: list[dict] | None = None,
-                 calls: bool = True, parallel: bool = True, new_id: Callable[[], str] = new_call_id, **rules):
+                 choice: ToolChoice = ToolChoice(), form: Form | None = None, budget: int | None = None,
+                 new_id: Callable[[], str] = new_call_id, **rules):
         stable, tail = conversation.render(engine.chat_template)
         prompt, stable_tokens = engine.encode(stable, tail)
-        self.thinking, self.variables = opens_thought(tail), conversation.variables
+        self.thinking, self.variables = opens_thought(tail), {**engine.chat_template.variables, **conversation.variables}
+        self.reads_effort = "reasoning_effort" in engine.chat_template.text
+        toolbox, calls = Toolbox(tools), choice.mode != NONE
+        choice.check(set(toolbox.tools))
+        toolbox = toolbox.only(choice.names) if calls else Toolbox(None)
+        guide = guide_of(engine, self.thinking, list(toolbox.tools.values()), choice, form, budget)
         sampling = options.sampling(engine.defaults)
         self.request = GenerateRequest(
-            id=name, prompt=prompt, stable=stable_tokens,
+            id=name, prompt=prompt, stable=stable_tokens, guide=guide,
             sampling=sampling if calls else without_calls(sampling, engine.tokenizer),
-            stop_after=CLOSE if self.thinking else "", stop_ids=options.stop_ids(engine.model_config.eos_token_id), **rules)
-        toolbox = Toolbox(tools if calls else None)
-        self.choices = [Choice(i, AnswerParser(self.thinking, toolbox, new_id, parallel)) for i in range(self.request.n)]
+            stop_after=CLOSE if self.thinking else "",
+            stop_ids=options.stop_ids(engine.model_config.eos_token_id, bool(guide and guide.grammar)), **rules)
+        self.choices = [Choice(i, AnswerParser(self.thinking, toolbox, new_id, choice.parallel))
+                        for i in range(self.request.n)]
         self.usage = Usage()
+
+    @property
+    def notes(self) -> list[str]:
+        """What the grammar leaves out of what was asked, for the log."""
+        guide = self.request.guide
+        return [f"not enforced: {said[:120]}" for said in guide.grammar.warnings] if guide and guide.grammar else []
 
     def piece(self, event: Event) -> Piece | None:
         """What an event adds to a choice, if it adds to one."""
@@ -173,10 +192,20 @@ class Turn:
     def extras(self) -> dict:
         """What a reply tells beyond its dialect: how thinking was resolved, where the time went, how many calls were too
         many (parallel_tool_calls false)."""
-        effort = self.variables.get("reasoning_effort") if self.thinking else None
         dropped = sum(len(choice.parser.dropped) for choice in self.choices)
-        return {"x_qwentin": {"thinking": self.thinking, "reasoning_effort": effort, **timings(self.usage),
+        return {"x_qwentin": {"thinking": self.thinking, **self.thought(), **timings(self.usage),
                               **({"dropped_calls": dropped} if dropped else {})}}
+
+    def thought(self) -> dict:
+        """Effort and budget that count, whether the template reads the first, why thoughts were closed for the model."""
+        effort = self.variables.get("reasoning_effort") if self.thinking else None
+        out = {"reasoning_effort": effort}
+        if effort is not None:
+            out["effort_in_template"] = self.reads_effort
+        if self.thinking and self.request.guide.budget is not None:
+            out["thinking_budget"] = self.request.guide.budget
+        closed = [choice.closed for choice in self.choices if choice.closed]
+        return out | ({"thought_closed": closed} if closed else {})
 
 
 def without_calls(sampling: SamplingParams, tokenizer) -> SamplingParams:
