@@ -26,7 +26,7 @@ KEPT = 64               # compiled grammars
 KEPT_TEXT = 2**20       # characters of their sources together: a large schema takes some 250 bytes a character
 LONGEST = 300           # characters of the library's explanation in a refusal
 # JSON may be indented, but white space must not go on for ever: a model that is unsure writes nothing else
-SPACE = r"\n?[ ]{0,40}"
+SPACE = r"[ ]?|\n[ ]{0,40}"
 QUIET = 0               # the library's log level: what it has to say is in the refusal
 
 
