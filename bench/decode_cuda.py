@@ -103,7 +103,7 @@ def table(tower, b):
 
 def label(kernel, args):
     """The shape of a matrix, to tell its launches apart."""
-    if kernel.name == "gemv":
+    if kernel.name in ("gemv", "gemv_glu"):
         return f"{args[7]}x{args[9] * 128}"
     return f"{args[4]}x{args[5]}" if kernel.name == "dense" else ""
 
@@ -119,7 +119,7 @@ def measure(tower, rng, rows, depth):
     tower.forward(more)
     for _ in range(20):
         start = time.perf_counter()
-        b, wanted, at = tower.stage(more, split(more)[0])
+        b = tower.stage(more, split(more)[0]).buffers
         tower.replay("forward", b, tower.queue_forward)
         queued = time.perf_counter()
         tower.backend.synchronize()

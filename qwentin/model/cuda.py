@@ -29,7 +29,7 @@ from .matrix import workspace
 from .mlp import Mlp
 from .mtp import DraftHead
 from .rounds import Ledger, split
-from .staging import fill, gaps, pad, path_moves
+from .staging import Part, fill, gaps, pad, path_moves
 from .trace import Trace
 
 KV_DTYPES = {"bf16": np.uint16, "e4m3": np.uint8}
@@ -191,16 +191,16 @@ class CudaTower:
         logits = np.empty((len(step.outputs), self.config.vocab_size), np.float32)
         rows = np.empty((step.rows, self.config.hidden_size), np.float32) if step.hidden else None
         for spans in split(step):
-            b, wanted, at = self.stage(step, spans, hidden)
-            self.replay(what, b, queue)
-            if len(wanted):
-                self.backend.read(b.logits, self.host_logits[:b.bucket.outputs])
+            part = self.stage(step, spans, hidden)
+            self.replay(what, part.buffers, queue)
+            if part.outputs:
+                self.backend.read(part.buffers.logits[:part.outputs], self.host_logits[:part.outputs])
             if step.hidden:
-                self.backend.read(b.normed, self.host_hidden[:b.bucket.rows])
+                self.backend.read(part.buffers.normed[:part.rows], self.host_hidden[:part.rows])
             self.backend.synchronize()
-            logits[wanted] = self.host_logits[:len(wanted)]
+            logits[part.wanted] = self.host_logits[:part.outputs]
             if step.hidden:
-                rows[at] = self.host_hidden[:len(at)]
+                rows[part.at] = self.host_hidden[:part.rows]
         return Output(logits, rows)
 
     def replay(self, what, b, queue):
@@ -233,40 +233,37 @@ class CudaTower:
     def trace(self, step: Step) -> Trace:
         """Run a step of one round, launch by launch, and keep what every part of a layer gave; its state moves on."""
         spans, = split(step)
-        b, _, at = self.stage(step, spans)
-        found = Trace()
+        part, found = self.stage(step, spans), Trace()
 
         def watch(name, array):
             into = self.backend.staging(array.shape, array.dtype)
             self.backend.read(array, into)
             self.backend.synchronize()
-            found.add(name, into[:len(at)])
-        self.queue_forward(b, watch)
+            found.add(name, into[:part.rows])
+        self.queue_forward(part.buffers, watch)
         return found
 
     # ------------------------------------------------------------------ a round's integers
     def stage(self, step, spans, hidden=None):
-        """(buffers with the round's integers, which of the step's outputs it gives, which of the step's rows it has)."""
-        at = np.concatenate([np.arange(s.first, s.first + s.count) for s in spans])
-        wanted = np.flatnonzero(np.isin(step.outputs, at))
+        """The round's integers, written where its graph copies them from: a Part."""
         draft = hidden is not None
         debts = [None if draft else self.begin(step, s, spans) for s in spans]
         moves = [] if draft else [m for s in spans for m in gaps(step, s)]
-        b = self.scratch.buffers(Bucket.of(len(at), len(spans), max(s.count for s in spans), len(wanted),
-                                           step.pages.shape[1], bool(moves)))
-        host = b.host
-        pad(host, len(at), len(spans))
-        host["tokens"][:len(at)], host["positions"][:len(at)] = step.tokens[at], step.positions[at]
-        host["outputs"][:len(wanted)] = np.searchsorted(at, step.outputs[wanted])
-        host["moves"][0], host["moves"][1:1 + 2 * len(moves)] = len(moves), np.ravel(moves)
+        part = Part.of(step, spans, moves, self.scratch)
+        host, T = part.buffers.host, part.rows
+        pad(host, T, len(spans))
+        host["tokens"][:T], host["positions"][:T] = step.tokens[part.at], step.positions[part.at]
+        host["outputs"][:part.outputs] = part.places
+        if moves:
+            host["moves"][0], host["moves"][1:1 + 2 * len(moves)] = len(moves), np.ravel(moves)
         row = 0
         for i, (span, debt) in enumerate(zip(spans, debts)):
             fill(host, step, i, span, row, debt)
             row += span.count
         if draft:
-            self.host_hidden[:len(at)] = hidden[at]
-            self.backend.write(b.pair, self.host_hidden[:b.bucket.rows])
-        return b, wanted, at
+            self.host_hidden[:T] = hidden[part.at]
+            self.backend.write(part.buffers.pair[:T], self.host_hidden[:T])
+        return part
 
     def begin(self, step, span, spans):
         """(entry to read, entry to write, rows to replay) for a sequence of a round; the ledger takes note."""

@@ -2,12 +2,37 @@
 
 Who calls: model/cuda.py, with the spans of rounds.py and the fields of buffers.py. Proven by tests/test_cuda.py.
 """
+from dataclasses import dataclass
+
 import numpy as np
 
 from ..kernels import plan
 from ..kvpool import PAGE
 from ..step import ancestors, is_chain
-from .buffers import ROWS
+from .buffers import ROWS, Bucket, Buffers
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one round is of a step: its buffers, how many rows and outputs, and which of the step's they are."""
+    buffers: Buffers
+    rows: int
+    outputs: int
+    at: slice | np.ndarray          # of the step's rows
+    wanted: slice | np.ndarray      # of the step's outputs
+    places: np.ndarray              # rows of the round that are outputs
+
+    @classmethod
+    def of(cls, step, spans, moves, scratch):
+        rows = sum(s.count for s in spans)
+        at, wanted, places = slice(None), slice(None), step.outputs
+        if rows < step.rows:
+            at = np.concatenate([np.arange(s.first, s.first + s.count) for s in spans])
+            wanted = np.flatnonzero(np.isin(step.outputs, at))
+            places = np.searchsorted(at, step.outputs[wanted])
+        bucket = Bucket.of(rows, len(spans), max(s.count for s in spans), len(places), step.pages.shape[1], bool(moves))
+        return cls(scratch.buffers(bucket), rows, len(places), at, wanted, places)
+
 
 CHAIN = (2 << np.arange(ROWS, dtype=np.uint64)) - 1       # row i of a chain sees rows 0 .. i
 
@@ -30,28 +55,30 @@ def place(pages, row):
     return pages[row // PAGE] * PAGE + row % PAGE
 
 
+PAD = np.array([-1, 0, 0, -1, -1, 0, -1, -1], np.int32)     # a row of the plan for no sequence
+
+
 def pad(host, rows, sequences):
     """What belongs to no row and no sequence."""
     for name, value in (("tokens", 0), ("positions", 0), ("places", -1), ("parents", -1), ("ancestors", 0)):
         host[name][rows:] = value
-    host["starts"][:], host["lengths"][:], host["pages"][:], host["plan"][:], host["outputs"][:] = rows, 0, 0, -1, 0
-    host["plan"][:, [1, 2, 5]] = 0
-    host["moves"][0] = 0
+    host["starts"][:], host["lengths"][sequences:], host["pages"][sequences:], host["outputs"][:] = rows, 0, 0, 0
+    host["plan"][:, :plan.HEADER], host["moves"][0] = PAD, 0
 
 
 def fill(host, step, i, span, row, debt):
     """Sequence i of a round: its rows begin at `row`."""
     r, n, own = span.r, span.count, slice(row, row + span.count)
     length = int(step.lengths[r]) + len(step.accepted[r]) + span.done
-    parents = step.parents[span.first:span.first + n] - span.done
-    host["places"][own] = place(step.pages[r], length + np.arange(n))
-    if is_chain(parents):
-        host["ancestors"][own] = CHAIN[:n]
+    if n == 1:                                  # plain decode: numpy's overhead would be most of the host's time
+        host["places"][row], host["parents"][row], host["ancestors"][row] = place(step.pages[r], length), -1, 1
     else:
-        host["ancestors"][own] = (ancestors(parents) << np.arange(n, dtype=np.uint32)).sum(1).astype(np.uint32)
-    host["parents"][own] = parents
+        parents = step.parents[span.first:span.first + n] - span.done
+        host["places"][own], host["parents"][own] = place(step.pages[r], length + np.arange(n)), parents
+        host["ancestors"][own] = CHAIN[:n] if is_chain(parents) else \
+            (ancestors(parents) << np.arange(n, dtype=np.uint32)).sum(1).astype(np.uint32)
     host["starts"][i], host["lengths"][i] = row, length
-    host["pages"][i, :step.pages.shape[1]] = np.maximum(step.pages[r], 0)
+    host["pages"][i, :step.pages.shape[1]] = step.pages[r]
     if debt is not None:
         before, now, path = debt
         host["plan"][i, :6] = step.slots[r], row, n, before, now, len(path)
