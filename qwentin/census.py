@@ -19,6 +19,7 @@ def status(engine) -> dict:
             "kv_pages": s.pool.total, "kv_pages_free": s.pool.total - len(busy),     # those of the cache can be had
             "kv_pages_cached": s.pool.total - len(s.pool.free) - len(busy), "prefixes": len(s.cache.entries),
             "state_slots": s.most, "state_slots_free": s.most - len(s.running),
+            **engine.speculation.counts(),
             **engine.served, "evictions": engine.served["evictions"] + s.cache.evictions}
 
 

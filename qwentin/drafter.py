@@ -24,7 +24,6 @@ from .step import Rows, pack
 from .tree import DraftTree
 from .treeplan import Plan
 
-WIDTH = 4           # guesses below one row
 BEAM = 4            # rows of a level that are followed
 KNOWN = ((3, 0.3), (4, 0.45), (6, 0.6), (10, 0.75), (16, 0.9), (32, 0.95))     # ids that agree, first odds of what followed
 SURE = 0.9          # odds at which a long match goes without the head
@@ -137,10 +136,10 @@ class Front:
         self.written: list[int] = []                # tree rows in the head's cache from `base` on
 
     def grow(self, logits: np.ndarray, hidden: np.ndarray, depth: int, plan: Plan) -> None:
-        """Add the best WIDTH children of each row."""
+        """Add the best children of each row."""
         for row, scores, h in zip(self.rows, logits, hidden):
             self.hidden[row] = h
-            top = np.argpartition(scores, -WIDTH)[-WIDTH:] if len(scores) > WIDTH else np.arange(len(scores))
+            top = np.argpartition(scores, -plan.width)[-plan.width:]
             top = top[np.argsort(-scores[top], kind="stable")]
             odds = np.exp(scores[top] - scores[top[0]])
             odds /= np.exp(scores - scores[top[0]]).sum()

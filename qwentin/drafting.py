@@ -55,6 +55,7 @@ class Tally:
         self.offered: list[int] = []            # by depth: rounds that came this far and had a guess there
         self.taken: list[int] = []              # of these, rounds in which one was right
         self.events: list[str] = []
+        self.happened = 0                       # events, those that were not kept too
 
     def count(self, tree: DraftTree, path: list[int]) -> None:
         """A round verified `tree`; the text ran through `path`."""
@@ -79,6 +80,7 @@ class Tally:
             mine += [0] * (len(theirs) - len(mine))
             for depth, count in enumerate(theirs):
                 mine[depth] += count
+        self.happened += max(other.happened, len(other.events))
         self.events = (self.events + other.events)[-MOST_EVENTS:]
 
     def frozen(self) -> Speculated:

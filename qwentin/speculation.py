@@ -26,7 +26,7 @@ from .sequence import Sequence
 from .step import Output
 from .tree import DraftTree, walk
 from .treeplan import Plan as TreePlan
-from .watchdog import Alarm, Ladder, where
+from .watchdog import Alarm, where
 
 log = logging.getLogger("qwentin.engine")
 
@@ -42,9 +42,9 @@ class RoundHung(Exception):
 class Speculation:
     """The drafters of `engine`, their odds and costs. `config` says which of them and how large a tree may get."""
 
-    def __init__(self, engine, config, has_head: bool):
+    def __init__(self, engine, config, has_head: bool, plan: TreePlan | None = None):
         self.engine, self.vocabulary = engine, engine.tokenizer.size
-        self.plan = TreePlan(config.draft_depth, config.draft_guesses)
+        self.plan = plan or TreePlan(config.draft_depth, config.draft_guesses)
         self.head = self.lookup = None
         if config.draft in ("auto", "lookup"):
             self.lookup = LookupDrafter(self.plan)
@@ -94,7 +94,7 @@ class Speculation:
         """A draft within the ladder's size, the tokens that may still come, the context and the pages; None for none."""
         ladder = sequence.drafting.ladder
         if ladder is None:
-            ladder = sequence.drafting.ladder = Ladder(self.plan.depth, self.plan.guesses)
+            ladder = sequence.drafting.ladder = self.plan.ladder()
         depth, guesses = ladder.size
         length = sequence.table.length
         depth = min(depth, sequence.limit - sequence.generated - 1, self.engine.max_model_len - length - 1)
@@ -129,6 +129,8 @@ class Speculation:
                 self.plan.costs.verify.add(plan.step.rows, seconds)
             else:
                 self.plan.costs.add_plain(len(plan.parts), seconds)
+        for part in plan.parts:
+            part.sequence.drafting.tally.plain += part.decodes and not part.tree
         if self.head and output.hidden is not None:
             self.read(plan, output.hidden)
 
@@ -182,7 +184,6 @@ class Speculation:
         for part in plan.parts:
             drafting = part.sequence.drafting
             if not part.tree:
-                drafting.tally.plain += 1
                 if drafting.ladder:
                     drafting.ladder.rest()
             elif plain:
@@ -229,6 +230,12 @@ class Speculation:
         for sequence in sequences:
             total.add(sequence.drafting.tally)
         return total.frozen()
+
+    def counts(self) -> dict[str, int]:
+        """Of choices that ended, for /metrics."""
+        t = self.tally
+        return {"draft_rounds": t.rounds, "draft_plain_steps": t.plain, "draft_guesses": t.guesses,
+                "draft_accepted": t.accepted, "draft_lookup": t.lookup, "draft_events": t.happened} if self.drafters else {}
 
     def turn_off(self, sequence: Sequence, why: str) -> None:
         sequence.drafting.off = why

@@ -14,6 +14,8 @@ tests/test_treeplan.py.
 """
 from dataclasses import dataclass, field
 
+from .watchdog import Ladder
+
 FORGET = 0.97           # weight of what was known before an observation
 OUTLIER = 3.0           # a step this many times slower than expected says something about the machine, not about the step
 CERTAIN = 0.995         # no guess is worth more
@@ -92,9 +94,10 @@ class Acceptance:
 
 @dataclass
 class Plan:
-    """The choices of one engine. `depth` and `guesses` are the most that a tree may have."""
+    """The choices of one engine. `depth` and `guesses` are the most that a tree may have, `width` guesses below one row."""
     depth: int
     guesses: int
+    width: int = 4
     costs: Costs = field(default_factory=Costs)
     acceptance: Acceptance = field(default_factory=Acceptance)
     tokens: float = 0.0         # of the last rounds, fading
@@ -140,3 +143,39 @@ class Plan:
         """Whether verifying trees of `rows` rows and `expected` tokens in all beats a plain step of these sequences."""
         extra = self.costs.verify(rows) - self.costs.plain(sequences)
         return expected - sequences > self.rate(sequences) * extra
+
+    def ladder(self) -> Ladder:
+        """For a new choice."""
+        return Ladder(self.depth, self.guesses)
+
+
+class Fixed(Plan):
+    """Always the largest tree, whatever it costs; with a width of 1, chains of `depth`. For measuring and for tests."""
+
+    def least(self, sequences: int) -> float:
+        return 0.0
+
+    def follows(self, depth: int, sequences: int) -> float:
+        return 0.0
+
+    def deepen(self, reach: float, depth: int, rows: int, sequences: int) -> bool:
+        return True
+
+    def begin(self, sequences: int) -> bool:
+        return True
+
+    def pays(self, expected: float, rows: int, sequences: int) -> bool:
+        return True
+
+    def ladder(self) -> Ladder:
+        return Still(self.depth, self.guesses)
+
+
+class Still(Ladder):
+    """Of one rung."""
+
+    def observe(self, worth: float) -> None:
+        pass
+
+    def rest(self) -> None:
+        pass

@@ -59,8 +59,9 @@ def test_streams_that_fail_and_clients_that_leave():
 
 def test_the_engines_own_figures():
     engine = FakeEngine(pieces("ok"))
-    engine.status = lambda: {"memory": {"weights": 5, "KV": 7}, "running": 3, "waiting": 2, "requests": 7, "prompt_tokens": 100, "cached_tokens": 60,
-                             "completion_tokens": 40, "prefixes": 5, "kv_pages": 64, "status": "ok"}
+    engine.status = lambda: {"running": 3, "waiting": 2, "requests": 7, "prompt_tokens": 100, "cached_tokens": 60,
+                             "completion_tokens": 40, "prefixes": 5, "kv_pages": 64, "status": "ok",
+                             "memory": {"weights": 5, "KV": 7}}
     with serving(engine) as server:
         found = scrape(server.url)
     values = {name: value for (name, labels), value in found.items() if not labels and "seconds" not in name
@@ -99,9 +100,14 @@ def test_x_qwentin_tells_where_the_time_went(server):
     last = [f for f in events(server.url, CHAT, {**body, "stream_options": {"include_usage": True}}).frames][-1]
     assert set(last["x_qwentin"]) == set(first["x_qwentin"]) and last["choices"] == []
     text = call(server.url, TEXT, {"prompt": "Hi", "max_tokens": 2}).json
-    assert set(text["x_qwentin"]) == {"cached_tokens", "queue_s", "prefill_s", "decode_s"}
+    assert set(text["x_qwentin"]) == {"cached_tokens", "queue_s", "prefill_s", "decode_s", "speculation"}
+    guessed = extras["speculation"]
+    assert set(guessed) == {"rounds", "plain_steps", "accept_length", "depth_acceptance", "guesses", "accepted",
+                            "accepted_lookup", "largest_tree", "events"}
+    assert guessed["accepted"] + guessed["rounds"] + guessed["plain_steps"] == 7, "tokens after the first"
     after = scrape(server.url)
     grown = lambda name: after[(name, ())] - before[(name, ())]
     assert grown("qwentin_engine_requests_total") == 4 and grown("qwentin_completion_tokens_total") == 26
     assert grown("qwentin_cached_tokens_total") >= extras["cached_tokens"]
+    assert grown("qwentin_draft_rounds_total") + grown("qwentin_draft_plain_steps_total") > 0
     assert json.dumps(extras)

@@ -28,7 +28,12 @@ COUNTERS = {"requests": "Requests the engine has finished", "prompt_tokens": "Pr
             "cached_tokens": "Prompt tokens that came from the prefix cache", "completion_tokens": "Tokens generated",
             "evictions": "Entries that the prefix cache gave up for others",
             "nonfinite": "Requests ended because their logits were not finite",
-            "sleeps": "Times that the model's memory was freed"}
+            "sleeps": "Times that the model's memory was freed",
+            "draft_rounds": "Steps of a choice that verified guesses",
+            "draft_plain_steps": "Steps of a choice without guesses",
+            "draft_guesses": "Guesses verified", "draft_accepted": "Guesses that the text ran through",
+            "draft_lookup": "Of these, found in earlier text",
+            "draft_events": "Changes of size of choices' trees, and failures"}
 GAUGES = {"running": "Choices that run", "waiting": "Requests in the queue", "kv_pages": "Pages of the KV cache",
           "kv_pages_free": "Pages that no running request holds",
           "kv_pages_cached": "Pages that only the prefix cache holds",

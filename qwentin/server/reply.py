@@ -2,11 +2,12 @@
 
 Proven by tests/test_chat.py and tests/test_completions.py.
 """
+from itertools import zip_longest
 from typing import Protocol
 
 from .. import __version__
 from ..errors import EngineStopped
-from ..request import Event, Finish, GenerateRequest, Usage
+from ..request import Event, Finish, GenerateRequest, Speculated, Usage
 from .refusals import Failed, describe
 
 FINGERPRINT = f"qwentin-{__version__}"
@@ -85,12 +86,31 @@ def usage_object(prompt: int, completion: int, cached: int = 0, thought: int | N
 
 def timings(usage: Usage) -> dict:
     """Counts and seconds of the engine, for `x_qwentin`."""
-    return {"cached_tokens": usage.cached_tokens, "queue_s": round(usage.queue_s, 4),
-            "prefill_s": round(usage.prefill_s, 4), "decode_s": round(usage.decode_s, 4)}
+    out = {"cached_tokens": usage.cached_tokens, "queue_s": round(usage.queue_s, 4),
+           "prefill_s": round(usage.prefill_s, 4), "decode_s": round(usage.decode_s, 4)}
+    return out if usage.speculated is None else {**out, "speculation": speculation(usage.speculated)}
+
+
+def speculation(s: Speculated) -> dict:
+    """How guessing ahead went: tokens a round, the share of rounds in which the guess at depth 1, 2, ... was right among
+    those that came so far, sizes of trees, what the watchdog did."""
+    return {"rounds": s.rounds, "plain_steps": s.plain, "accept_length": round(1 + s.accepted / max(1, s.rounds), 3),
+            "depth_acceptance": [round(right / tried, 3) if tried else None for right, tried in zip(s.taken, s.offered)],
+            "guesses": s.guesses, "accepted": s.accepted, "accepted_lookup": s.lookup, "largest_tree": s.largest,
+            "events": list(s.events)}
 
 
 def add_usage(a: Usage, b: Usage) -> Usage:
     """Counts of several prompts of one request together; times are the longest."""
     return Usage(a.prompt_tokens + b.prompt_tokens, a.completion_tokens + b.completion_tokens,
                  a.cached_tokens + b.cached_tokens, max(a.queue_s, b.queue_s), max(a.prefill_s, b.prefill_s),
-                 max(a.decode_s, b.decode_s))
+                 max(a.decode_s, b.decode_s), add_speculated(a.speculated, b.speculated))
+
+
+def add_speculated(a: Speculated | None, b: Speculated | None) -> Speculated | None:
+    if a is None or b is None:
+        return a or b
+    by_depth = lambda x, y: tuple(m + n for m, n in zip_longest(x, y, fillvalue=0))
+    return Speculated(a.rounds + b.rounds, a.plain + b.plain, a.guesses + b.guesses, a.accepted + b.accepted,
+                      a.lookup + b.lookup, max(a.largest, b.largest), by_depth(a.offered, b.offered),
+                      by_depth(a.taken, b.taken), a.events + b.events)
