@@ -44,14 +44,14 @@ class Kernels:
         self.S = rng.standard_normal((sequences, NV, HEAD, HEAD)).astype(np.float32)
         self.window = numerics.encode_bf16(rng.standard_normal((sequences, 3, C)).astype(np.float32))
         self.pools = dict(k=nan(NK, HEAD), v=nan(NV, HEAD), beta=nan(NV), g=nan(NV))
-        self.pending = np.full((2 * sequences, M, C), 0xFFFF, np.uint16)
+        self.pending = np.full((2 * sequences, 3 + M, C), 0xFFFF, np.uint16)
 
     def run(self, projected, parents, accepted):
         """One round: rows of all sequences, parents and accepted rows one array a sequence -> out f32 [T, NV, 128]."""
-        first, odd = np.cumsum([0] + [len(p) for p in parents]), self.round % 2
+        first, odd, start = np.cumsum([0] + [len(p) for p in parents]), self.round % 2, self.round == 0
         self.round += 1
-        plan = plans.table([(self.slots[r], first[r], len(parents[r]), 2 * r + 1 - odd, 2 * r + odd, accepted[r])
-                            for r in range(len(parents))], M)
+        plan = plans.table([(self.slots[r], first[r], len(parents[r]), -1 if start else 2 * r + 1 - odd, 2 * r + odd,
+                             accepted[r]) for r in range(len(parents))], M)
         step = dict(plan=plan, parents=np.concatenate(parents).astype(np.int32), rows=max(map(len, parents)))
         q = np.empty((len(projected), NK, HEAD), np.float32)
         made = lab.run(conv_split, dict(projected=projected, weight=self.w.conv, decay=self.w.decay, q=q,
@@ -154,7 +154,8 @@ F32, U16, I32 = np.float32, np.uint16, np.int32
 REFUSALS = [
     (conv_split, dict(projected=np.zeros((1, 2060), F32)), "projected has 2060 columns; 2 key and 6 value heads want"),
     (conv_split, dict(window=np.zeros((1, 4, C), U16)), f"window must have shape (1, 3, {C}), got (1, 4, {C})"),
-    (conv_split, dict(pending=np.zeros((2, M, C), F32)), "pending must be bf16, got dtype float32"),
+    (conv_split, dict(pending=np.zeros((2, 3 + M, C), F32)), "pending must be bf16, got dtype float32"),
+    (conv_split, dict(pending=np.zeros((2, M, C), U16)), "pending must have shape (2, 19, ...), got (2, 16, 1280)"),
     (conv_split, dict(rows=17), "rows must be 0 to 16, the rows of an entry, got 17"),
     (conv_split, dict(plan=np.zeros((1, 15), I32)), "plan must be int32 [R, 8 + M] with M 4, 8, ... 32"),
     (delta_verify, dict(k=np.zeros((2, 8, NK, HEAD), F32)), "k must have shape (2, 16, ...), got (2, 8, 2, 128)"),

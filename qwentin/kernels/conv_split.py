@@ -1,10 +1,10 @@
-"""conv_split: from the fused projection of a gated DeltaNet to q, k, v, beta, g; commits accepted rows to its window.
+"""conv_split: from the fused projection of a gated DeltaNet to q, k, v, beta, g; keeps its window.
 
     mix        = projected's first C columns, rounded to the window's format
     y[t, c]    = silu( sum over j of weight[j, c] * tap_j ),  tap_3 = mix[t, c], tap_2 its parent's, and so on
     q, k, v    = y's heads of 128:  q <- unit(q) * 128^-0.5,  k <- unit(k),  unit(x) = x * rsqrt(sum(x^2) + 1e-6)
     beta       = sigmoid(b),  g = decay * softplus(a + dt_bias)
-    window     <- the last 3 rows of [window | accepted rows of the round before], which are the taps before row -1
+    past       = the last 3 rows of [past of the round before | its accepted rows], which are the taps before row -1
 
     projected  f32 or bf16 [T, >= C + 128 Nv + 2 Nv]    a row, as the fused product leaves it; z is not touched:
 
@@ -15,15 +15,16 @@
     decay      f32 [Nv]                       -exp(A_log)
     dt_bias    f32 [Nv]
     plan, parents                             plan.py
-    window     bf16 or f32 [S, 3, C]          in place; oldest row first
-    pending    as window [E, M, C]            in place: `mix` of the rows; entry `now` written, `before` read
+    window     bf16 or f32 [S, 3, C]          in place: a slot's past, oldest row first; read where there was no round
+                                              before, written where there are no rows
+    pending    as window [E, 3 + M, C]        in place: past, `mix` of the rows; entry `now` written, `before` read
     q          f32 [T, Nk, 128]
     k, v       f32 [E, M, Nk, 128], f32 [E, M, Nv, 128]    in place: entry `now` written
     beta, g    f32 [E, M, Nv]                 in place: entry `now` written
     rows       the most new rows of a sequence: 0 to M
 
-One block takes two heads (256 channels) of a sequence, so that nobody else reads the window that it moves on: its warps
-share the rows, half a warp a head, an octet of channels a lane. 27B: 40 blocks a sequence, of one warp for one row.
+One block takes two heads (256 channels) of a sequence: its warps share the rows, half a warp a head, an octet of channels
+a lane. 27B: 40 blocks a sequence, of one warp for one row.
 A decode row reads and writes 0.4 MB, 0.1 us of an H200's memory: launch and latency, not bandwidth, are its time.
 """
 import functools
@@ -40,7 +41,7 @@ from .unroll import static_range
 HEAD = 128                                            # dk = dv
 OCTETS = HEAD // 8                                    # lanes a head
 TAPS = 4
-NONE, HEADER = plans.NONE, plans.HEADER
+NONE, HEADER, WINDOW = plans.NONE, plans.HEADER, plans.WINDOW
 WARPS = 8                                             # a block, where a sequence has several rows
 LOG2_E = 1.4426950408889634
 EPS = 1e-6                                            # the model's constant, added to the sum of squares
@@ -75,11 +76,14 @@ def ref(projected, weight, decay, dt_bias, plan, parents, window, pending, k, v,
     b, a = real(projected[:, C + Nv * HEAD:C + Nv * HEAD + 2 * Nv]).reshape(-1, 2, Nv).transpose(1, 0, 2)
     q, k, v, beta, g = np.full((len(parents), Nk, HEAD), np.nan), real(k), real(v), real(beta), real(g)
     for slot, first, rows, before, now, accepted, _, _, *path in plan:
-        past = [*window[slot].copy(), *(pending[before, p] for p in path[:accepted])][-3:]
-        if accepted:
+        past = window[slot] if before < 0 else np.concatenate(
+            [pending[before, :3], pending[before, [3 + p for p in path[:accepted]]]])[-3:]
+        if rows:
+            pending[now, :3] = past
+        elif before >= 0:
             window[slot] = past
         for i, t in enumerate(range(first, first + rows)):
-            pending[now, i], line, j = mix[t], [], i
+            pending[now, 3 + i], line, j = mix[t], [], i
             while j >= 0:
                 line, j = [mix[first + j], *line], parents[first + j]
             y = (real(weight) * real(np.array([*past, *line][-TAPS:]))).sum(0)
@@ -129,10 +133,11 @@ def build(key_heads, value_heads, columns, m, several, in_format, weight_format,
 
     @device
     def past(window, pending, path, slot, before, at, column):
-        """Row `at` of [window | accepted rows]."""
-        p, row, accepted = window, slot * 3 + at, ptx.shuffle_idx(path, u32(at - 3) % 32)
-        if at >= 3:
-            p, row = pending, before * m + accepted
+        """Row `at` of [past of the round before | its accepted rows]."""
+        accepted = u32(WINDOW + ptx.shuffle_idx(path, u32(at - WINDOW) % 32))
+        p, row = pending, before * (WINDOW + m) + ptx.select(at < WINDOW, at, accepted)
+        if before == NONE:
+            p, row = window, slot * WINDOW + at
         return load_kept(p, row * octets + column)
 
     @device
@@ -141,7 +146,7 @@ def build(key_heads, value_heads, columns, m, several, in_format, weight_format,
             return ptx.read_f32(projected + at * 4)
         return ptx.f32_bits(u32(u32(ptx.read_u16(projected + at * 2)) << 16))
 
-    @kernel(threads=32 * warps)
+    @kernel(threads=32 * warps, min_blocks=2)
     def conv_split(projected: u64, weight: u64, decay: u64, dt_bias: u64, plan: u64, parents: u64, window: u64,
                    pending: u64, q: u64, k: u64, v: u64, beta: u64, g: u64):
         lane, warp, sequence = ptx.lane(), u32(ptx.thread_x() // 32), ptx.block_y()
@@ -154,9 +159,15 @@ def build(key_heads, value_heads, columns, m, several, in_format, weight_format,
         ptx.launch_dependents()
         w = tuple(load_weight(weight, j * octets + column) for j in static_range(TAPS))
         ptx.wait_dependencies()
-        if rows + accepted > 0:
+        if rows > 0 or before != NONE:
             old = tuple(past(window, pending, path, slot, before, u32(accepted + j), column)
-                        for j in static_range(3))
+                        for j in static_range(WINDOW))
+            if warp == 0 and live:
+                for j in static_range(WINDOW):
+                    if rows == 0:
+                        keep(window, (slot * WINDOW + j) * octets + column, old[j])
+                    else:
+                        keep(pending, (now * (WINDOW + m) + j) * octets + column, old[j])
             parent = u32(NONE)
             if several and lane < rows:
                 parent = ptx.read_u32(parents + (first + lane) * 4)
@@ -188,7 +199,7 @@ def build(key_heads, value_heads, columns, m, several, in_format, weight_format,
                 if head >= 2 * key_heads:
                     to, factor = v + (row * value_heads + head - 2 * key_heads) * (HEAD * 4), 1.0
                 if live:
-                    keep(pending, row * octets + column, x)
+                    keep(pending, (row + (now + 1) * WINDOW) * octets + column, x)
                     store(to, lane % OCTETS, tuple(y[j] * factor for j in static_range(8)))
                     if head >= 2 * key_heads and lane % OCTETS == 0:
                         n = u32(head - 2 * key_heads)
@@ -196,16 +207,12 @@ def build(key_heads, value_heads, columns, m, several, in_format, weight_format,
                         size = softplus(gate(projected, at + value_heads) + ptx.load_f32(dt_bias + n * 4))
                         ptx.store_f32(beta + (row * value_heads + n) * 4, sigmoid(gate(projected, at)))
                         ptx.store_f32(g + (row * value_heads + n) * 4, ptx.load_f32(decay + n * 4) * size)
-            ptx.barrier()                                             # all have read the window
-            if accepted > 0 and warp == 0 and live:
-                for j in static_range(3):
-                    keep(window, (slot * 3 + j) * octets + column, old[j])
     return conv_split
 
 
 def launch(stream, projected, weight, decay, dt_bias, plan, parents, window, pending, q, k, v, beta, g, rows):
     """Queue it on a stream; shapes and dtypes as in the module's docstring."""
-    m = plans.check(plan, parents, rows, pending=pending, k=k, v=v, beta=beta, g=g)
+    m = plans.check(plan, parents, rows, pending, k=k, v=v, beta=beta, g=g)
     (tokens, columns), entries, Nk, Nv = projected.shape, pending.shape[0], k.shape[2], v.shape[2]
     C = (2 * Nk + Nv) * HEAD
     if columns % 8 or columns < C + Nv * HEAD + 2 * Nv:
@@ -213,9 +220,9 @@ def launch(stream, projected, weight, decay, dt_bias, plan, parents, window, pen
                          f"{C + Nv * HEAD + 2 * Nv} on")
     for name, array, shape in (
             ("weight", weight, (TAPS, C)), ("decay", decay, (Nv,)), ("dt_bias", dt_bias, (Nv,)),
-            ("parents", parents, (tokens,)), ("window", window, (window.shape[0], 3, C)), ("q", q, (tokens, Nk, HEAD)),
-            ("pending", pending, (entries, m, C)), ("k", k, (entries, m, Nk, HEAD)), ("v", v, (entries, m, Nv, HEAD)),
-            ("beta", beta, (entries, m, Nv)), ("g", g, (entries, m, Nv))):
+            ("parents", parents, (tokens,)), ("window", window, (window.shape[0], WINDOW, C)), ("q", q, (tokens, Nk, HEAD)),
+            ("pending", pending, (entries, WINDOW + m, C)), ("k", k, (entries, m, Nk, HEAD)),
+            ("v", v, (entries, m, Nv, HEAD)), ("beta", beta, (entries, m, Nv)), ("g", g, (entries, m, Nv))):
         if tuple(array.shape) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
         if name not in ("weight", "parents", "window", "pending"):
@@ -230,18 +237,19 @@ def launch(stream, projected, weight, decay, dt_bias, plan, parents, window, pen
 
 CASES = (
     dict(new=(1,), accepted=(1,)),                                     # 27B, plain decode
-    dict(new=(4, 1, 0, 0, 12), accepted=(2, 0, 3, 0, 1), key_heads=2, value_heads=6),     # nano: trees, flush, padding
+    dict(new=(4, 1, 0, 0, 12), accepted=(2, 0, 3, None, None), key_heads=2, value_heads=6),     # nano: trees, settle, pad
     dict(new=(1, 1), accepted=(5, 1), key_heads=2, value_heads=6, projected="bf16", weight="bf16", padding=32),
     dict(new=(32,), accepted=(9,), key_heads=1, value_heads=3, m=32, window="f32"),       # ragged: five heads in pairs
     dict(new=(2,), accepted=(3,), key_heads=1, value_heads=1, scale=1e-4),                # where the 1e-6 counts
-    dict(new=(0,), accepted=(1,), key_heads=1, value_heads=1),
+    dict(new=(0, 0), accepted=(1, 0), key_heads=1, value_heads=1),
     dict(new=(), accepted=(), key_heads=1, value_heads=1),
 )
 
 
 def make(rng, new=(1,), accepted=(1,), key_heads=16, value_heads=48, m=16, projected="f32", weight="f32", window="bf16",
          padding=0, scale=1.0):
-    """Named random arguments: sequences of new[r] rows that accepted so many of their last; formats by name."""
+    """Named random arguments: sequences of new[r] rows that accepted so many of their last (None: they had none);
+    formats by name."""
     def values(shape, format, scale):
         x = (rng.standard_normal(shape).clip(-2, 2) * scale).astype(np.float32)
         return (x.view(np.uint32) >> 16).astype(np.uint16) if format == "bf16" else x
@@ -254,7 +262,7 @@ def make(rng, new=(1,), accepted=(1,), key_heads=16, value_heads=48, m=16, proje
     return dict(projected=(x.view(np.uint32) >> 16).astype(np.uint16) if projected == "bf16" else x,
                 weight=values((TAPS, C), weight, 0.5), decay=-np.exp(rng.uniform(-3, 3, Nv)).astype(np.float32),
                 dt_bias=values(Nv, "f32", 2.0), plan=plan, parents=parents, q=np.empty((rows, Nk, HEAD), np.float32),
-                window=values((len(new), 3, C), window, scale), pending=values((entries, m, C), window, scale),
+                window=values((len(new), WINDOW, C), window, scale), pending=values((entries, WINDOW + m, C), window, scale),
                 k=values((entries, m, Nk, HEAD), "f32", 1.0), v=values((entries, m, Nv, HEAD), "f32", 1.0),
                 beta=values((entries, m, Nv), "f32", 1.0), g=values((entries, m, Nv), "f32", 1.0),
                 rows=max(new, default=0))
@@ -264,6 +272,6 @@ def cost(new=(1,), accepted=(1,), key_heads=16, value_heads=48, m=16, projected=
          padding=0, scale=1.0):
     """Bytes that must move, and float operations: rows in, q, k, v and pending out, windows in and out."""
     size, C, rows = {"bf16": 2, "f32": 4}, (2 * key_heads + value_heads) * HEAD, sum(new)
-    moved = sum((6 if a else 3 if n else 0) * C * size[window] for n, a in zip(new, accepted))
+    moved = sum(2 * WINDOW * C * size[window] for n, a in zip(new, accepted) if n or a is not None)
     taps = TAPS * C * size[weight] if new else 0
     return dict(bytes=moved + taps + rows * C * (size[projected] + size[window] + 4), flops=rows * C * 16)

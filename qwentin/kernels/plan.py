@@ -11,9 +11,18 @@ A state cannot be cropped, so a round leaves it alone: its rows (the convolution
 entry of pools [E, M, ...], and the sequence's next round first replays those of them that were accepted. Rows first ..
 first + rows - 1 of the step are written to entry `now`; rows path[0] .. path[accepted - 1], root first, are read from
 entry `before`, so the two differ. Plain decode is a round of one row whose predecessor accepted its only row: path 0.
-A sequence with neither rows nor accepted rows is padding: nothing of it is read or written.
 
-Used by conv_split and delta_verify; proven by their cases and tests/test_delta_kernels.py.
+The convolution's window, the three inputs before a round's rows, goes from entry to entry, so that blocks that share it
+need not agree on when to move it on:
+
+    pending      [E, 3 + M, C]    | window: 3 | rows: M |
+    entry now    <- the last three of ( entry before's window, its accepted rows ), then the new rows
+
+    before -1    no round yet, or settled: the window is the slot's own, and nothing is accepted
+    rows 0       settle: the slot's own window is written, no entry; the sequence goes on with before -1
+    both         padding: nothing is read or written
+
+Used by conv_split, delta_verify and delta_decode; proven by their cases and tests/test_delta_kernels.py.
 """
 import numpy as np
 
@@ -22,6 +31,7 @@ from .build import device
 from .ptx import u32
 
 HEADER = 8                # columns before the path
+WINDOW = 3                # the convolution's inputs before a row that it sees
 MAX_ROWS = 32             # a lane of a warp holds a row, a bit of a word its descendant's debt to it
 NONE = 0xFFFFFFFF         # -1 in int32
 PAD = (-1, 0, 0, -1, -1, ())
@@ -51,7 +61,7 @@ def table(sequences, m):
     return plan
 
 
-def check(plan, parents, rows, **pools):
+def check(plan, parents, rows, pending=None, **pools):
     """M; ValueError unless plan, parents, the pools and the most rows of a sequence fit one another."""
     m = plan.shape[1] - HEADER if len(plan.shape) == 2 else 0
     if plan.dtype != np.int32 or not 4 <= m <= MAX_ROWS or m % 4:
@@ -65,17 +75,21 @@ def check(plan, parents, rows, **pools):
     for name, pool in pools.items():
         if tuple(pool.shape[:2]) != (entries, m):
             raise ValueError(f"{name} must have shape ({entries}, {m}, ...), got {tuple(pool.shape)}")
+    if pending is not None and tuple(pending.shape[:2]) != (entries, WINDOW + m):
+        raise ValueError(f"pending must have shape ({entries}, {WINDOW + m}, ...), got {tuple(pending.shape)}")
     return m
 
 
 def random(rng, new, accepted, m):
-    """(plan, parents) of sequences with so many new and accepted rows: random paths, slots and entries; every other
-    sequence's rows are a random tree, the others' a chain, as deep as a tree can be."""
+    """(plan, parents) of sequences with so many new and accepted rows (None: no round before): random paths, slots and
+    entries; every other sequence's rows are a random tree, the others' a chain, as deep as a tree can be."""
     count = len(new)
     slot, entry = rng.permutation(count), rng.permutation(2 * count)
     first = np.cumsum([0, *new])
-    paths = [np.sort(rng.choice(m, n, replace=False)) for n in accepted]
-    plan = table([(slot[r], first[r], new[r], entry[2 * r], entry[2 * r + 1], paths[r]) if new[r] + accepted[r] else PAD
+    paths = [np.sort(rng.choice(m, n or 0, replace=False)) for n in accepted]
+    before = [-1 if accepted[r] is None else entry[2 * r] for r in range(count)]
+    plan = table([PAD if before[r] < 0 and not new[r] else
+                  (slot[r], first[r], new[r], before[r], entry[2 * r + 1] if new[r] else -1, paths[r])
                   for r in range(count)], m)
     parents = [i - 1 if r % 2 else rng.integers(max(-1, i - 4), i) for r, n in enumerate(new) for i in range(n)]
     return plan, np.array(parents, np.int32)

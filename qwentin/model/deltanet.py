@@ -2,7 +2,8 @@
 
     x f16 [T, D] -> projected f32 [q k v | z | b | a] -> q and the round's rows (k, v, beta, g) -> delta f32 [T, D]
 
-S and the convolution's window are read and, by the rows that the round before accepted, moved on (kernels/plan.py).
+S is read and, by the rows that the round before accepted, moved on; so is the convolution's window, from entry to entry
+(kernels/plan.py).
 Who calls: model/cuda.py. Proven against model/cpu.py by tests/test_cuda.py.
 """
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ class Pools:
     """One layer's recurrent state of every slot, and the rows of the last rounds in entries of M rows."""
     S: object                   # f32 [slots, Nv, 128, 128]
     window: object              # f32 [slots, 3, C]
-    pending: object             # f32 [E, M, C]
+    pending: object             # f32 [E, 3 + M, C]
     k: object                   # f32 [E, M, Nk, 128]
     v: object                   # f32 [E, M, Nv, 128]
     beta: object                # f32 [E, M, Nv]
@@ -28,8 +29,9 @@ class Pools:
     def make(cls, backend, config, slots, entries, rows):
         c = config
         Nk, Nv, C = c.linear_num_key_heads, c.linear_num_value_heads, c.conv_channels
-        shapes = dict(S=(slots, Nv, 128, 128), window=(slots, 3, C), pending=(entries, rows, C), k=(entries, rows, Nk, 128),
-                      v=(entries, rows, Nv, 128), beta=(entries, rows, Nv), g=(entries, rows, Nv))
+        shapes = dict(S=(slots, Nv, 128, 128), window=(slots, 3, C), pending=(entries, 3 + rows, C),
+                      k=(entries, rows, Nk, 128), v=(entries, rows, Nv, 128), beta=(entries, rows, Nv),
+                      g=(entries, rows, Nv))
         return cls(**{name: backend.zeros(shape, np.float32) for name, shape in shapes.items()})
 
 

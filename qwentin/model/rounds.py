@@ -4,8 +4,9 @@
     rounds    [ 32 ]  [ 32 ]  [ 6 + 1 + 8 ]                                    a sequence is in a round once, a tree whole
 
 The recurrent state lags: rows of a round lie in an entry of the pools, and the slot's next round replays those that were
-accepted before it adds its own (kernels/plan.py). Ledger remembers for each slot which entry that is. A slot has a pair of
-entries, one to read and one to write; there are `pairs` of them, and a slot that waits longest is settled to free one.
+accepted before it adds its own; the convolution's window lies in the entry too (kernels/plan.py). Ledger remembers for each
+slot which entry that is. A slot has a pair of entries, one to read and one to write; there are `pairs` of them, and a slot
+that waits longest is settled to free one.
 
 Who calls: model/cuda.py. Proven by tests/test_rounds.py.
 """
@@ -74,7 +75,7 @@ class Ledger:
         assert not (debt.committed and len(accepted)), "committed rows are accepted already"
         path = tuple(range(debt.rows)) if debt.committed else tuple(int(row) for row in accepted)
         self.debts[slot] = Debt(debt.pair, debt.entry ^ 1, 0, True)
-        return (debt.entry if path else -1), debt.entry ^ 1, path
+        return debt.entry, debt.entry ^ 1, path
 
     def take(self, slot: int) -> int:
         """The entry of a slot's open tree, whose accepted rows the caller replays now; the debt is forgotten."""
@@ -93,9 +94,9 @@ class Ledger:
         self.debts[slot].rows, self.debts[slot].committed = rows, committed
 
     def close(self, slot: int) -> tuple[int, tuple[int, ...]] | None:
-        """Forget a slot's debt and free its pair: (entry, rows to replay) if it owes any; an undecided tree is dropped."""
+        """Forget a slot's debt and free its pair: (entry, rows to replay) if it has one; an undecided tree is dropped."""
         debt = self.debts.pop(slot, None)
         if debt is None:
             return None
         self.free.append(debt.pair)
-        return (debt.entry, tuple(range(debt.rows))) if debt.committed and debt.rows else None
+        return debt.entry, tuple(range(debt.rows)) if debt.committed else ()
