@@ -172,7 +172,7 @@ class PrefixCache:
     # ------------------------------------------------------------------ letting go
     def evict(self, keep: Entry | None = None) -> bool:
         """Drop the entry of the least worth, not `keep`; False if there is none."""
-        victim = min((e for e in self.entries if e is not keep), key=lambda e: e.worth, default=None)
+        victim = min((e for e in self.entries if e is not keep), key=lambda e: (e.worth, e.slot), default=None)
         if victim is None:
             return False
         self.clock = max(self.clock, victim.worth)
