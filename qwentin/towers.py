@@ -7,6 +7,7 @@
 
 Who calls: engine.py at load. Proven by tests/test_towers.py.
 """
+import logging
 import time
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ from .kvpool import PAGE, pages_for
 from .model.budget import CONTEXT
 from .model.cpu import CpuTower, tune_process
 from .model.weights import open_checkpoint
+
+log = logging.getLogger("qwentin.towers")
 
 GIB = 1 << 30
 OLDEST = (8, 0)                 # compute capability: mma.sync m16n8k16, cp.async
@@ -63,6 +66,8 @@ def place(config: EngineConfig, checkpoint, valid: int) -> Placed:
     start = time.perf_counter()
     placed = PLACES[choice(config.device)](config, checkpoint, valid)
     placed.seconds = time.perf_counter() - start
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in placed.memory.items())
+    log.info("on %s: %s GiB; built in %.1f s", placed.device, parts, placed.seconds)
     return placed
 
 
@@ -127,7 +132,7 @@ def on_device(config, checkpoint, valid, backend, free):
     pages = min(pages_for(config.kv_rows(model)), fit)
     shape["pages"] = pages
     tower = CudaTower(model, Source(checkpoint, backend), **shape, valid=valid)
-    return Placed(tower, pages, shape["slots"], kept, f"{backend.name} ({backend.chip})", reckon(pages, shape["active"]))
+    return Placed(tower, pages, shape["slots"], kept, backend.name, reckon(pages, shape["active"]))
 
 
 PLACES = {"cpu": on_cpu, "cuda": on_gpu, "emulator": on_emulator}

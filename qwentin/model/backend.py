@@ -25,7 +25,7 @@ class GpuBackend:
 
     def __init__(self, device: Device):
         self.device, self.stream = device, device.stream
-        self.name, self.chip = device.name, device.chip
+        self.name, self.chip = f"{device.name} ({device.chip})", device.chip
         self.multiprocessors, self.shared = device.multiprocessors, device.shared_per_block
         self.empty, self.zeros, self.upload = device.empty, device.zeros, device.upload
 
