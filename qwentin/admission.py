@@ -4,7 +4,9 @@ Proven by tests/test_engine.py.
 """
 from .errors import ContextOverflow, RequestError
 from .request import GenerateRequest
-from .sampler import check
+from .sampler import ABOVE_LOW, RANGES, check
+
+__all__ = ["ABOVE_LOW", "MOST_CHOICES", "MOST_LOGPROBS", "RANGES", "admissible"]     # ranges: for whoever describes them
 
 MOST_LOGPROBS = 20
 MOST_CHOICES = 128

@@ -55,17 +55,15 @@ class Sleeper:
         self.wake_s = 0.0                       # seconds that the last wake took
 
     # ------------------------------------------------------------------ for other threads
-    def sleep(self) -> dict:
-        """Free the model's memory until the next request; the engine's status. Raises Busy while requests run or wait."""
+    def sleep(self) -> None:
+        """Free the model's memory until the next request. Raises Busy while requests run or wait."""
         if self.engine.accepted:
             raise Busy(f"{self.engine.accepted} requests run or wait; the server can sleep when they are done.")
         self.call(self.doze)
-        return self.engine.status()
 
-    def wake_up(self) -> dict:
-        """Take it back now."""
+    def wake_up(self) -> None:
+        """Take it back now. Raises WakeFailed."""
         self.call(self.rouse)
-        return self.engine.status()
 
     def call(self, note: Callable) -> None:
         """note(), as the engine's thread runs it between two steps. Raises what it raises, or EngineStopped."""

@@ -10,19 +10,20 @@ from qwentin.errors import Busy, WakeFailed
 
 def test_sleep_and_wake_over_http():
     """Asleep is healthy: the next request is served. Busy is a 409, a wake that fails a 503 with the reason."""
-    engine, asleep = FakeEngine(pieces("ok")), {"status": "asleep", "freed": {"weights": 7}, "memory": {"weights": 0}}
+    engine, status = FakeEngine(pieces("ok")), {"status": "ok", "freed": {}}
+    engine.status = lambda: dict(status)
 
     def raising(error):
         def function():
             raise error
         return function
     with serving(engine) as server:
-        engine.sleeper = SimpleNamespace(sleep=lambda: asleep, wake_up=lambda: {"status": "ok"})
-        assert call(server.url, "/sleep", method="POST").json == asleep
-        assert call(server.url, "/wake_up", {}).json == {"status": "ok"}
-        engine.status = lambda: asleep
-        health = call(server.url, "/health")
-        assert health.status == 200 and health.json["status"] == "asleep" and health.json["freed"] == {"weights": 7}
+        engine.sleeper = SimpleNamespace(sleep=lambda: status.update(status="asleep", freed={"weights": 7}),
+                                         wake_up=lambda: status.update(status="ok", freed={}))
+        for path, word, freed in (("/sleep", "asleep", {"weights": 7}), ("/wake_up", "ok", {})):
+            answer = call(server.url, path, method="POST")
+            assert answer.status == 200 and (answer.json["status"], answer.json["freed"]) == (word, freed)
+            assert call(server.url, "/health").status == 200 and call(server.url, "/health").json == answer.json
         engine.sleeper = SimpleNamespace(sleep=raising(Busy("2 requests run or wait.")),
                                          wake_up=raising(WakeFailed("The GPU is taken.")))
         busy, failed = call(server.url, "/sleep", {}), call(server.url, "/wake_up", {})

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .. import __version__
+from ..admission import ABOVE_LOW, RANGES
 from . import fields
-from .openapi_answers import ANSWERS, STREAMED
+from .openapi_answers import ANSWERS, INSIDE, STREAMED
 
 KINDS = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array", dict: "object", tuple: "array"}
 STOPS = {"anyOf": [{"type": "string", "minLength": 1},
@@ -24,8 +25,8 @@ STOPS = {"anyOf": [{"type": "string", "minLength": 1},
 NARROWED = {
     fields.stops: STOPS,
     fields.token_ids: {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}},
-    fields.biases: {"type": "object", "patternProperties": {"^[0-9]{1,10}$": {"type": "number"}},
-                    "additionalProperties": False}}
+    fields.biases: {"type": "object", "additionalProperties": False,
+                    "patternProperties": {"^[0-9]{1,10}$": {"type": "number", "minimum": -100, "maximum": 100}}}}
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def responses(route: Route, locked: bool) -> dict:
     content = {"html": {"text/html": {}}, "text": {"text/plain": {}}, "file": {"text/css": {}, "text/javascript": {}}}.get(
         route.answer) or {"application/json": {"schema": reference(route.answer)}}
     if route.streams:
-        content = {**content, "text/event-stream": {"schema": {"type": "string", "description": STREAMED}}}
+        content = {**content, "text/event-stream": {"schema": STREAMED}}
     found = {200: {"description": route.summary, "content": content}}
     refusals = {401: locked and not route.keyless, 403: True, 404: route.missing, 409: route.busy,
                 400: route.body, 408: route.body, 413: route.body, 500: route.body or route.method == "POST",
@@ -125,6 +126,11 @@ def field_schema(field: dataclasses.Field, hint) -> dict:
     check = field.metadata["check"]
     if check in NARROWED:
         return NARROWED[check]
+    if field.name in RANGES:
+        low, high = RANGES[field.name][:2]
+        return {**type_schema(hint), "exclusiveMinimum" if field.name in ABOVE_LOW else "minimum": low, "maximum": high}
+    if field.name in INSIDE and hint not in (str, str | None):
+        return INSIDE[field.name]
     return getattr(check, "schema", None) or type_schema(hint)
 
 

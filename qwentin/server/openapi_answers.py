@@ -1,10 +1,7 @@
-"""Schemas of the answers for /openapi.json: the main fields of each, and that more may come.
+"""What /openapi.json cannot read off a dataclass: the answers' schemas, and what stands inside a body's lists.
 
-A schema here is what clients may count on. The bodies of requests are not here: openapi.py reads them off their dataclasses.
+A schema here is what clients may count on; more fields may come.
 """
-STREAMED = ("With \"stream\": true: server-sent events, one JSON chunk a frame. Chat Completions and Completions end with "
-            "`data: [DONE]`; Responses and Messages name every frame by its type.")
-
 STRING, INTEGER, NUMBER, BOOLEAN = ({"type": kind} for kind in ("string", "integer", "number", "boolean"))
 COUNT = {"type": "integer", "minimum": 0}
 TEXT_OR_NULL = {"type": ["string", "null"]}
@@ -24,6 +21,9 @@ def word(*choices: str) -> dict:
     return {"type": "string", "enum": list(choices)}
 
 
+STREAMED = {**needs(data=STRING), "description":
+            "With \"stream\": true: server-sent events, one JSON chunk a frame. Chat Completions and Completions end with "
+            "`data: [DONE]`; Responses and Messages name every frame by its type."}
 USAGE = needs(prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT,
               prompt_tokens_details=needs(cached_tokens=COUNT))
 CALL = needs(id=STRING, type=word("function"), function=needs(name=STRING, arguments=STRING))
@@ -34,6 +34,17 @@ CHOICE = needs(index=COUNT, finish_reason=word("stop", "length", "tool_calls"),
 MODEL = needs(id=STRING, object=word("model"), created=COUNT, owned_by=STRING, max_model_len=COUNT)
 RUNNING = needs(id=STRING, choice=COUNT, state=word("waiting", "prefill", "decode"), prompt_tokens=COUNT,
                 cached_tokens=COUNT, computed_tokens=COUNT, completion_tokens=COUNT, max_tokens=COUNT)
+
+# what the lists and unions of bodies hold, by the field's name; more kinds of parts and items are taken than stand here
+TEXT_PARTS = array({"type": "object", "required": ["type", "text"], "properties": {"type": word("text"), "text": STRING}})
+MESSAGE = {"type": "object", "required": ["role"], "properties": {
+    "role": word("system", "developer", "user", "assistant", "tool"),
+    "content": {"anyOf": [STRING, {"type": "null"}, TEXT_PARTS, array({})]}}}
+ITEM = {"anyOf": [{"type": "object", "required": ["role", "content"], "properties": {
+    "role": word("system", "developer", "user", "assistant"), "content": STRING}}, ANY_OBJECT]}
+INSIDE = {"messages": array(MESSAGE), "tools": array(ANY_OBJECT), "system": {"anyOf": [STRING, TEXT_PARTS]},
+          "input": {"anyOf": [STRING, array(ITEM)]},
+          "prompt": {"anyOf": [STRING, array(STRING), array(COUNT), array(array(COUNT))]}}
 
 ANSWERS = {
     "Error": needs(error=needs(message=STRING, type=STRING, param=TEXT_OR_NULL, code=TEXT_OR_NULL)),
@@ -54,7 +65,8 @@ ANSWERS = {
                       usage=needs(input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT)),
     "Message": needs(id=STRING, type=word("message"), role=word("assistant"), model=STRING,
                      content=array(needs(type=STRING)), x_qwentin=ANY_OBJECT,
-                     stop_reason=word("end_turn", "max_tokens", "stop_sequence", "tool_use"),
+                     stop_reason=word("end_turn", "max_tokens", "stop_sequence", "tool_use",
+                                      "model_context_window_exceeded"),
                      usage=needs(input_tokens=COUNT, output_tokens=COUNT, cache_read_input_tokens=COUNT)),
     "TokenCount": needs(input_tokens=COUNT),
     "Tokens": needs(tokens=array(COUNT), count=COUNT, max_model_len=COUNT),

@@ -23,9 +23,13 @@ SERVED = ("ok", "asleep")       # words of /health that come with 200: requests 
 async def health(request: web.Request) -> web.Response:
     """200 when requests are served; 503 while loading, while shutting down and after the engine died."""
     service = request.app[SERVICE]
-    word, known = service.word(), service.status() if has_key(request) else {}
-    return web.json_response({**known, "status": word, "model": service.config.model_name},
-                             status=200 if word in SERVED else 503)
+    told = figures(service)
+    known = told if has_key(request) else {name: told[name] for name in ("status", "model")}
+    return web.json_response(known, status=200 if told["status"] in SERVED else 503)
+
+
+def figures(service: Service) -> dict:
+    return {**service.status(), "status": service.word(), "model": service.config.model_name}
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -37,11 +41,13 @@ async def slots(request: web.Request) -> web.Response:
 
 
 async def sleep(request: web.Request) -> web.Response:
-    return web.json_response(await asyncio.to_thread(request.app[SERVICE].ready().sleeper.sleep))
+    await asyncio.to_thread(request.app[SERVICE].ready().sleeper.sleep)
+    return web.json_response(figures(request.app[SERVICE]))
 
 
 async def wake_up(request: web.Request) -> web.Response:
-    return web.json_response(await asyncio.to_thread(request.app[SERVICE].ready().sleeper.wake_up))
+    await asyncio.to_thread(request.app[SERVICE].ready().sleeper.wake_up)
+    return web.json_response(figures(request.app[SERVICE]))
 
 
 async def stored_response(request: web.Request) -> web.Response:
