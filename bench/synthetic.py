@@ -1,8 +1,10 @@
 """The 27B's shapes with made-up weights, for benches on a GPU: nothing is read from disk, nothing is worth generating.
 
-SyntheticSource has matrix.Source's three methods. Matrices are drawn, tile by tile, from a pool of random tiles on the
+SyntheticSource has matrix.Source's four methods. Matrices are drawn, tile by tile, from a pool of random tiles on the
 device: all codes equally likely, row scales such that activations stay near one. Vectors are like a trained model's.
 """
+import dataclasses
+
 import numpy as np
 
 from qwentin import numerics
@@ -64,6 +66,9 @@ class SyntheticSource:
         alpha = self.backend.upload(np.full(rows // 16, 5120 ** -0.5, np.float32)) if self.packing.block == 16 else None
         return Matrix(-(-(rows + sum(map(len, plain))) // 8) * 8, self.packing, self.tiles(shape), alpha, rows,
                       self.backend.upload(np.concatenate(plain)) if plain else None)
+
+    def glu(self, gate, up):
+        return dataclasses.replace(self.matrix(gate, up), width=self.shapes[gate][0], gated=True)
 
     def tiles(self, shape):
         """Runs of the pool, from random places."""

@@ -84,6 +84,8 @@ REFUSALS = [
     ("rmsnorm", dict(), dict(hidden=np.zeros((1, 12), F32)), "hidden has 12 columns"),
     ("swiglu", dict(), dict(gate_up=np.zeros((1, 17408), F32)), "gate_up must have shape (1, 34816)"),
     ("swiglu", dict(), dict(out=np.zeros((1, 12), F32)), "out has 12 columns"),
+    ("gemv_glu", dict(n=128, k=128), dict(n=112), "n a multiple of 128, got 112"),
+    ("gemv_glu", dict(n=128, k=128), dict(out=np.zeros((1, 62), np.float16)), "W even and at least 64, got (1, 62)"),
     ("rope_append", dict(), dict(places=np.zeros(2, np.int32)), "places must have shape (1,), got (2,)"),
     ("rope_append", dict(), dict(inv_freq=np.zeros(12, F32)), "inv_freq must have a multiple of 8 elements"),
     ("rope_append", dict(), dict(v_pages=np.zeros((2, 128, 4, 256), np.uint8)), "v_pages must be uint16"),

@@ -137,3 +137,23 @@ def test_refuses():
         packed.unpack(FP6, packed.pack(FP6, codes, scales), 129)
     with pytest.raises(ValueError, match="128, 32 or 16 inputs, got 64"):
         Packing("fp6", numerics.E2M3, 64)
+
+
+@pytest.mark.parametrize("n", [128, 192, 64])
+def test_two_matrices_take_turns(n):
+    """Tile 2j of the whole is the first's tile j, tile 2j + 1 the second's; a half strip leaves no padding."""
+    matrices = [matrix(FP6, n, 256, seed) for seed in (1, 2)]
+    first, second = (packed.pack(FP6, *m) for m in matrices)
+    both = packed.interleave(first, second, n)
+    assert both.shape == FP6.shape(2 * n, 256)
+    codes, scales = packed.unpack(FP6, both, 2 * n)
+    for i, (want, factors) in enumerate(matrices):
+        np.testing.assert_array_equal(codes.reshape(-1, 2, 16, 256)[:, i].reshape(n, 256), want)
+        np.testing.assert_array_equal(scales.reshape(-1, 2, 16, 2)[:, i].reshape(n, 2), factors)
+
+
+def test_matrices_that_cannot_take_turns():
+    first = packed.pack(FP6, *matrix(FP6, 96, 128))
+    for second, n in ((first, 96), (packed.pack(FP6, *matrix(FP6, 256, 128)), 128), (first, 192)):
+        with pytest.raises(ValueError, match="a multiple of 64, take turns"):
+            packed.interleave(first, second, n)

@@ -198,10 +198,14 @@ def product(packing, row_groups, half):
 def build(packing, row_groups, x_format, out_format, bulk, depth):
     """The kernel; row_groups: 1, 2 or 4 times 8 activation rows; depth: stages of the ring."""
     half = x_format == "f16"
-    raised = 0 if half else X_BITS + (7 if packing.block == 16 else 0)
-    unit = 2.0 ** ((15 if half else 127) - packing.codes.bias - raised)
     return strips.build("gemv", packing, row_groups, row_groups * 2048, fetch_x(row_groups),
-                        product(packing, row_groups, half), unit, out_format, bulk, depth)
+                        product(packing, row_groups, half), unit_of(packing, half), out_format, bulk, depth)
+
+
+def unit_of(packing, half):
+    """The power of two between the sums of `product` and the numbers they stand for."""
+    raised = 0 if half else X_BITS + (7 if packing.block == 16 else 0)
+    return 2.0 ** ((15 if half else 127) - packing.codes.bias - raised)
 
 
 def launch(stream, w, x, out, work, n, packing, blocks, alpha=None, bulk=True, dependent=None,
@@ -214,10 +218,8 @@ def launch(stream, w, x, out, work, n, packing, blocks, alpha=None, bulk=True, d
     dependent False: wait for the previous kernel before anything; else weights are fetched while it ends (sm_90 and up)
     shared    bytes of shared memory a block may have: the more stages fit
     """
-    rows, k = checked("gemv", w, x, out, work, n, packing, blocks)
-    if packing.block == 16 and (alpha is None or alpha.shape != (n // 16,) or alpha.dtype != np.float32):
-        raise ValueError(f"alpha must be f32 {(n // 16,)} for {packing.name}, got "
-                         f"{None if alpha is None else (alpha.dtype, tuple(alpha.shape))}")
+    rows, k = checked("gemv", w, x, out, work, n, n, packing, blocks)
+    check_alpha(alpha, n, packing)
     groups = strips.groups_of(rows)
     made = build(packing, groups, format_of("x", x, "f16", "bf16"), format_of("out", out, "f32", "f16", "bf16"), bulk,
                  strips.depth_for(packing, groups, 2048 * groups, shared))
@@ -227,14 +229,21 @@ def launch(stream, w, x, out, work, n, packing, blocks, alpha=None, bulk=True, d
                       out.shape[1], k // 128, pieces, dependent=dependent)
 
 
-def checked(name, w, x, out, work, n, packing, blocks):
-    """(rows, k) of a launch, or ValueError."""
+def check_alpha(alpha, n, packing):
+    """ValueError unless it is what a packing with block 16 wants."""
+    if packing.block == 16 and (alpha is None or alpha.shape != (n // 16,) or alpha.dtype != np.float32):
+        raise ValueError(f"alpha must be f32 {(n // 16,)} for {packing.name}, got "
+                         f"{None if alpha is None else (alpha.dtype, tuple(alpha.shape))}")
+
+
+def checked(name, w, x, out, work, n, columns, packing, blocks):
+    """(rows, k) of a launch that writes so many columns, or ValueError."""
     rows, k = x.shape
     if rows > strips.MAX_ROWS or n % 16 or n < 16:
         raise ValueError(f"{name} takes up to {strips.MAX_ROWS} rows and a positive multiple of 16 outputs, "
                          f"got {rows} and {n}")
-    if len(out.shape) != 2 or out.shape[0] != rows or out.shape[1] < n or out.shape[1] % 2:
-        raise ValueError(f"out must have shape [{rows}, W] with W even and at least {n}, got {tuple(out.shape)}")
+    if len(out.shape) != 2 or out.shape[0] != rows or out.shape[1] < columns or out.shape[1] % 2:
+        raise ValueError(f"out must have shape [{rows}, W] with W even and at least {columns}, got {tuple(out.shape)}")
     if tuple(w.shape) != packing.shape(n, k) or w.dtype != np.uint8:
         raise ValueError(f"w must be u8 {packing.shape(n, k)} for {n} x {k} {packing.name}, "
                          f"got {w.dtype} {tuple(w.shape)}")

@@ -149,7 +149,7 @@ def build(packing, row_groups, out_format, bulk, depth):
 
 def launch(stream, w, x, x_scale, out, work, n, packing, blocks, dependent=None, shared=strips.SHARED):
     """Queue it on a stream; the arguments are gemv's, with block 32 or 128."""
-    rows, k = checked("gemv_sm120a", w, x, out, work, n, packing, blocks)
+    rows, k = checked("gemv_sm120a", w, x, out, work, n, n, packing, blocks)
     if packing.block == 16:
         raise ValueError("gemv_sm120a takes scales for 32 or 128 inputs, got 16")
     if x.dtype != np.uint8:

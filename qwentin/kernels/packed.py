@@ -149,6 +149,25 @@ def decode(packing: Packing, packed: np.ndarray, n: int) -> np.ndarray:
     return packing.codes.decode(codes) * np.repeat(SCALES[packing.block][1](scales), packing.block, axis=1)
 
 
+def interleave(first: np.ndarray, second: np.ndarray, n: int) -> np.ndarray:
+    """Two packed matrices of n rows each, a multiple of 64, as one of 2 n whose tiles take turns:
+
+        first   | 0 1 2 3 4 5 6 7 | 8 9 ...          second  | a b c d e f g h | i j ...        tiles of 16 rows, strips
+        both    | 0 a 1 b 2 c 3 d | 4 e 5 f 6 g 7 h | 8 i ...
+
+    A gated product wants it so (strips.py): two neighbouring tiles hold the rows that are multiplied with each other.
+    """
+    strips, deep, _, size = first.shape
+    if first.shape != second.shape or first.dtype != second.dtype or n < 1 or n % (STRIP // 2) or -(-n // STRIP) != strips:
+        raise ValueError(f"tiles of two packed matrices of n rows, a multiple of {STRIP // 2}, take turns; "
+                         f"got {first.shape} and {second.shape} for n = {n}")
+    out = np.empty((n // (STRIP // 2), deep, TILES // 2, 2, size), first.dtype)
+    for i, matrix in enumerate((first, second)):
+        halves = matrix.reshape(strips, deep, 2, TILES // 2, size).swapaxes(1, 2)
+        out[:, :, :, i] = halves.reshape(2 * strips, deep, TILES // 2, size)[:len(out)]
+    return out.reshape(len(out), deep, TILES, size)
+
+
 def byte_order(codes: np.ndarray) -> np.ndarray:
     """u8 [..., K], K a multiple of 4: each four inputs in the order 8-bit matrix instructions want them."""
     return codes.reshape(*codes.shape[:-1], codes.shape[-1] // 4, 4)[..., list(ORDER)].reshape(codes.shape)

@@ -13,6 +13,9 @@ other along K, and the activations of the same inputs; warps 0..3 take the first
     fetching warp      wait for `empty`, copy weights (one bulk copy) and x (cp.async), which report to `full`
     multiplying warp   wait for `full`, multiply, arrive at `empty`
 
+A strip of a gated product (packed.interleave) holds 64 outputs: a warp's first tile is 16 rows of the gate, its second
+the rows of the other matrix that go with them, and what it writes is silu(gate) * other.
+
 At the end of a strip the two groups of warps add their sums in shared memory. A strip that several blocks share belongs
 to the first of them, which comes to it last: the others leave their float32 sums in `work`, and it adds them in order. So
 nothing depends on who was faster, nor on how many rows go together. A sum is its own message: `work` is full of EMPTY
@@ -46,6 +49,7 @@ DEPTH = 3
 MOST_STAGES = 16                      # what room for barriers is reckoned with
 SHARED = 99 << 10                     # bytes a block may have on every device since sm_86; an H200 has 227 KB
 EMPTY = 0xFFFFFFFF
+LOG2_E = 1.4426950408889634
 WRITTEN, READ = 1, 2                  # named barriers around the sums in shared memory
 MAX_ROWS = 32
 
@@ -82,6 +86,12 @@ def added(a, b):
 @lineless_device
 def words_of(x):
     return ptx.bits_f32(x[0]), ptx.bits_f32(x[1]), ptx.bits_f32(x[2]), ptx.bits_f32(x[3])
+
+
+@lineless_device
+def silu(x):
+    """x / (1 + e^-x); the power may be infinite."""
+    return x * ptx.reciprocal(1.0 + ptx.exp2(x * -LOG2_E))
 
 
 @lineless_device
@@ -127,7 +137,7 @@ def store_pair(out_format):
 
 
 @functools.cache
-def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format, bulk, depth):
+def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format, bulk, depth, gated=False):
     """The kernel.
 
     x_tile   bytes of the activations of 128 inputs in a stage
@@ -136,6 +146,7 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
     unit     a power of two that the sums are multiplied by in the end
     bulk     bulk copies and dependent launches (sm_90 and up)
     depth    stages of the ring
+    gated    write silu(first tile) * second tile of each warp, half as many outputs as rows
     """
     tile_bytes, sums = packing.tile_bytes, TILES * row_groups
     piece_bytes = packed.TILES * tile_bytes
@@ -223,6 +234,21 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
                               four[e % 2] * factor, four[e % 2 + 2] * factor)
 
     @lineless_device
+    def write_gated(acc, out, alpha, tile, lane, rows, n, width):
+        """The same of a gated product: the two tiles give 16 outputs."""
+        if tile * 16 < n:
+            gate_unit, other_unit = f32(unit), f32(unit)
+            if micro:
+                gate_unit = gate_unit * ptx.load_f32(alpha + u64(tile) * 4)
+                other_unit = other_unit * ptx.load_f32(alpha + u64(tile + 1) * 4)
+            for e in static_range(2 * row_groups):
+                row, gates, others = u32((lane & 3) * 2 + (e // 2 * 8 + e % 2)), acc[e // 2], acc[row_groups + e // 2]
+                if row < rows:
+                    store(out, u64(row) * width + (tile * 8 + (lane >> 2) * 2),
+                          silu(gates[e % 2] * gate_unit) * (others[e % 2] * other_unit),
+                          silu(gates[e % 2 + 2] * gate_unit) * (others[e % 2 + 2] * other_unit))
+
+    @lineless_device
     def finish(acc, area, alpha, out, work, lane, group, part, rows, n, width, deep, pieces, begin,
                end, strip):
         """The block's part of a strip is summed up: pass it on, or add the others' and write."""
@@ -237,7 +263,10 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
         acc = together(acc, area, part, group, lane, strip == begin // deep, last_strip)
         if group == 0:
             if owner:
-                write(acc, out, alpha, u32(strip * packed.TILES + part * TILES), lane, rows, n, width)
+                if gated:
+                    write_gated(acc, out, alpha, u32(strip * packed.TILES + part * TILES), lane, rows, n, width)
+                else:
+                    write(acc, out, alpha, u32(strip * packed.TILES + part * TILES), lane, rows, n, width)
             else:
                 mine = work + (u64(block) * PARTS + part) * (sums * 512) + lane * 16
                 for e in static_range(sums):

@@ -3,6 +3,7 @@
     tensors of one input, stacked      | packed: one gemv                     | 16-bit: one dense |
     columns of the product               0 .................................. n  ................ width
 
+An MLP's gate and up, packed, are woven into one matrix whose gemv writes their gated product (kernels/gemv_glu.py).
 Tensors that share a packing become one run of strips (packed.py), so that one launch reads them all; what the converter
 left in 16 bits comes behind, in f16. Anything else that a checkpoint may hold (block FP8, NVFP4 as published, float32) is
 decoded and held in f16: right, but as large as BF16; `qwentin convert` makes it small.
@@ -15,10 +16,11 @@ import numpy as np
 
 from .. import numerics
 from ..errors import CheckpointError
-from ..kernels import dense, gemv, packed, strips
+from ..kernels import dense, gemv, gemv_glu, packed, strips
 from .encodings import Rows, Tiles
 
 LARGEST = 65504.0               # of f16
+WOVEN = 8                       # strips of each tensor that are woven at a time on the host: 4 MB of 27B's
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,14 @@ class Matrix:
     alpha: object               # f32 [n / 16], nvfp4 only
     n: int                      # rows of tiles
     plain: object
+    gated: bool = False         # gate and up take turns; the product is silu(gate) * up, f16 [M, n / 2]
 
     def launch(self, backend, x, out, work):
         """Queue out[:, :] = x w^T. x f16 [M, K], M <= 32; out f32 [M, width]."""
+        if self.gated:
+            gemv_glu.launch(backend.stream, self.tiles, x, out, work, self.n, self.packing, backend.multiprocessors,
+                            self.alpha, shared=backend.shared)
+            return
         if self.plain is not None:                  # the small one first: meanwhile gemv asks for its first weights
             dense.launch(backend.stream, self.plain, x, self.n, out)
         if self.tiles is not None:
@@ -49,7 +56,7 @@ def workspace(backend):
 
 
 class Source:
-    """A checkpoint's tensors, on their way to a backend. The synthetic weights of bench/ have the same three methods."""
+    """A checkpoint's tensors, on their way to a backend. The synthetic weights of bench/ have the same four methods."""
 
     def __init__(self, checkpoint, backend):
         self.checkpoint, self.backend = checkpoint, backend
@@ -73,6 +80,24 @@ class Source:
         width = n + sum(map(len, rest))
         return Matrix(-(-width // 8) * 8, packing, self.tiles(tiled, columns), self.alphas(tiled), n,
                       self.backend.upload(np.concatenate(rest)) if rest else None)
+
+    def glu(self, gate, up) -> Matrix:
+        """Two named tensors as one gated matrix; stacked as `matrix` does if they are not packed, which swiglu finishes."""
+        tensors = [self.checkpoint.tensors[name] for name in (gate, up)]
+        if not can_weave(*tensors):
+            return self.matrix(gate, up)
+        first, second = (t.parts[t.encoding.codes].array() for t in tensors)
+        (n, _), packing, step = tensors[0].shape, tensors[0].encoding.packing, WOVEN * packed.STRIP
+        half = packed.STRIP // 2
+        out = self.backend.empty((n // half, *first.shape[1:]), np.uint8)
+        for at in range(0, n, step):
+            rows, some = min(step, n - at), slice(at // packed.STRIP, at // packed.STRIP + WOVEN)
+            self.backend.fill(out[at // half:(at + rows) // half], packed.interleave(first[some], second[some], rows))
+        alpha = None
+        if packing == packed.NVFP4:
+            pair = np.array([t.parts["weight_alpha"].floats() for t in tensors], np.float32)
+            alpha = self.backend.upload(np.tile(pair, n // packed.ROWS))
+        return Matrix(n, packing, out, alpha, 2 * n, None, gated=True)
 
     def tiles(self, tensors, columns):
         """Their strips, one after the other, streamed from the file's map."""
@@ -103,6 +128,12 @@ class Source:
                     self.backend.upload(parts["weight_rows_scale"].floats()), {6: "e2m3", 8: "e4m3"}[bits])
         bits = tensor.parts["weight"].array() if tensor.format == "bf16" else numerics.encode_bf16(tensor.f32())
         return self.backend.upload(bits), None, "bf16"
+
+
+def can_weave(gate, up) -> bool:
+    """Whether two tensors may be one gated matrix: packed alike, in whole half strips."""
+    return isinstance(gate.encoding, Tiles) and gate.encoding == up.encoding and gate.shape == up.shape \
+        and gate.shape[0] % (packed.STRIP // 2) == 0
 
 
 def half(tensor, columns) -> np.ndarray:

@@ -14,7 +14,7 @@ from ..device import DeviceArray
 from ..kernels import packed
 from .cuda import CudaTower
 from .encodings import Rows, Tiles
-from .matrix import Matrix
+from .matrix import Matrix, can_weave
 
 ALLOCATION = 512                # bytes: what the driver rounds a small piece of memory up to
 
@@ -44,7 +44,7 @@ class CountingBackend:
 
 
 class CountingSource:
-    """matrix.Source's three methods over headers alone."""
+    """matrix.Source's four methods over headers alone."""
 
     def __init__(self, checkpoint, backend):
         self.tensors, self.backend = checkpoint.tensors, backend
@@ -62,6 +62,13 @@ class CountingSource:
         return Matrix(-(-(n + rest) // 8) * 8, packing, empty(packing.shape(n, k), np.uint8) if tiled else None,
                       empty((n // 16,), np.float32) if packing == packed.NVFP4 else None, n,
                       empty((rest, k), np.float16) if rest else None)
+
+    def glu(self, gate, up):
+        if not can_weave(self.tensors[gate], self.tensors[up]):
+            return self.matrix(gate, up)
+        (n, k), packing, empty = self.tensors[gate].shape, self.tensors[gate].encoding.packing, self.backend.empty
+        return Matrix(n, packing, empty(packing.shape(2 * n, k), np.uint8),
+                      empty((n // 8,), np.float32) if packing == packed.NVFP4 else None, 2 * n, None, gated=True)
 
     def table(self, name):
         tensor, empty = self.tensors[name], self.backend.empty
