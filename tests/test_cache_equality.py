@@ -1,11 +1,12 @@
 """The prefix cache changes nothing but the time: random conversations with edits, branches, retries, side requests and
-evictions say the same as a cold engine, id by id, and afterwards every page and slot is accounted for.
+evictions say the same as a cold engine, id by id, and afterwards every page and slot is accounted for. With speculation and
+without; the cold engine chooses one token at a time.
 
-    python tests/test_cache_equality.py [conversations] [seed]        as many as you like, with a count of what happened
+    python tests/test_cache_equality.py [conversations] [seed] [draft]      as many as you like; a count of what happened
 """
+import argparse
 import collections
 import random
-import sys
 import time
 
 import numpy as np
@@ -118,7 +119,8 @@ class Play:
         wanted, none = answer(self.cold, **fields)
         assert said == wanted, f"request {self.counts['requests']}: {usage.cached_tokens} of {len(ids)} ids were cached"
         assert none.cached_tokens == 0 and usage.prompt_tokens == len(ids)
-        self.counts.update(requests=1, hits=usage.cached_tokens > 0, prompt=len(ids), cached=usage.cached_tokens)
+        self.counts.update(requests=1, hits=usage.cached_tokens > 0, prompt=len(ids), cached=usage.cached_tokens,
+                           guessed=usage.speculated.accepted if usage.speculated else 0)
         return said
 
 
@@ -131,7 +133,7 @@ def answer(engine: Engine, **fields):
 
 def play(conversations: int, seed: int, **options) -> collections.Counter:
     """Both engines from start to end; `options` are the warm one's. Everything must have been given back."""
-    engines = [Engine.load(EngineConfig(**{**SMALL, **more})) for more in (options, {"cache_mib": 0})]
+    engines = [Engine.load(EngineConfig(**{**SMALL, **more})) for more in (options, {"cache_mib": 0, "draft": "off"})]
     for engine in engines:
         engine.start()
     try:
@@ -148,13 +150,17 @@ def play(conversations: int, seed: int, **options) -> collections.Counter:
     return counts
 
 
-@pytest.mark.parametrize("options", [{}], ids=str)
-def test_random_conversations_equal_a_cold_engine(options):
-    counts = play(60, 1, **options)
-    assert min(counts[move] for move in ("next", "edit", "retry", "branch", "side", "evictions")) > 10, counts
-    assert counts["cached"] > counts["prompt"] / 3, counts
+@pytest.mark.parametrize("draft", ["auto", "off"])
+def test_random_conversations_equal_a_cold_engine(draft):
+    counts = play(40, 1, draft=draft)
+    assert min(counts[move] for move in ("next", "edit", "retry", "branch", "side", "evictions")) > 5, counts
+    assert counts["cached"] > counts["prompt"] / 3 and (counts["guessed"] > 100) == (draft == "auto"), counts
 
 
 if __name__ == "__main__":
-    begun = time.monotonic()
-    print(dict(play(*(int(word) for word in sys.argv[1:3] or ("300", "1")))), f"{time.monotonic() - begun:.0f} s")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("conversations", nargs="?", type=int, default=300)
+    parser.add_argument("seed", nargs="?", type=int, default=1)
+    parser.add_argument("draft", nargs="?", default="auto")
+    given, begun = parser.parse_args(), time.monotonic()
+    print(dict(play(given.conversations, given.seed, draft=given.draft)), f"{time.monotonic() - begun:.0f} s")
