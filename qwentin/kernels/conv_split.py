@@ -6,10 +6,12 @@
     beta       = sigmoid(b),  g = decay * softplus(a + dt_bias)
     past       = the last 3 rows of [past of the round before | its accepted rows], which are the taps before row -1
 
-    projected  f32 or bf16 [T, >= C + 128 Nv + 2 Nv]    a row, as the fused product leaves it; z is not touched:
+    projected  f32 or bf16 [T, >= C + 128 Nv + 2 Nv terms]    a row, as the fused product leaves it; z is not touched:
 
-                   | q: Nk heads | k: Nk heads | v: Nv heads | z: Nv heads | b: Nv | a: Nv | padding |
-                   |<--------------- C = mix --------------->|
+                   | q: Nk heads | k: Nk heads | v: Nv heads | z: Nv heads | b: Nv | a: Nv | b | a | ... | padding |
+                   |<--------------- C = mix --------------->|               |<---- terms times ---->|
+
+               b and a are sums of their terms: model/terms.py says why; 1 of weights that are not packed
 
     weight     f32 or bf16 [4, C]             taps, the current row's last
     decay      f32 [Nv]                       -exp(A_log)
@@ -35,7 +37,7 @@ from . import octet, plan as plans, ptx
 from .build import device, kernel
 from .octet import format_of
 from .parity import Output
-from .ptx import u32, u64
+from .ptx import f32, u32, u64
 from .unroll import static_range
 
 HEAD = 128                                            # dk = dv
@@ -55,14 +57,14 @@ SASS = {"sm_90a": ("LDG.E.128", "STG.E.128", "MUFU.EX2", "MUFU.RSQ"),
 # times nearer, q again 128^-0.5. Where all is small the error is small with it, and the norm's inverse below 1000.
 V = Output(rtol=2.0 ** -19, atol=2.0 ** -18)
 K, Q = (Output(rtol=2.0 ** -18, atol=a) for a in (2.0 ** -20, 2.0 ** -23))
-# e^-|x| for x = b or a + dt_bias, |x| < 40: its argument is rounded to u |x| twice, so it errs 80 u of itself; ex2, the
-# reciprocal, the series behind softplus and the product with decay add less than 32 u.
-GATE = Output(rtol=2.0 ** -17)
+# e^-|x| for x = b or a + dt_bias, |x| < 40: its argument is rounded to u |x| twice, so it errs 80 u of itself, and 80 u more
+# by the sums of three terms; ex2, the reciprocal, the series behind softplus and the product with decay add less than 32 u.
+GATE = Output(rtol=2.0 ** -16)
 MOVED = Output(exact=True)
 OUTPUTS = {"q": Q, "k": K, "v": V, "beta": GATE, "g": GATE, "window": MOVED, "pending": MOVED}
 
 
-def ref(projected, weight, decay, dt_bias, plan, parents, window, pending, k, v, beta, g):
+def ref(projected, weight, decay, dt_bias, plan, parents, window, pending, k, v, beta, g, terms):
     """The formulas in float64, a sequence, a row and its ancestors at a time; only `mix` is rounded."""
     def real(a):
         return (a.astype(np.uint32) << 16).view(np.float32).astype(np.float64) if a.dtype == np.uint16 \
@@ -73,7 +75,8 @@ def ref(projected, weight, decay, dt_bias, plan, parents, window, pending, k, v,
         bits = mix.view(np.uint32).astype(np.uint64) if mix.dtype == np.float32 else mix.astype(np.uint32) << 16
         mix = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16) if window.dtype == np.uint16 \
             else bits.view(np.float32)
-    b, a = real(projected[:, C + Nv * HEAD:C + Nv * HEAD + 2 * Nv]).reshape(-1, 2, Nv).transpose(1, 0, 2)
+    gates = real(projected[:, C + Nv * HEAD:C + Nv * HEAD + 2 * Nv * terms])
+    b, a = gates.reshape(-1, terms, 2, Nv).sum(1).transpose(1, 0, 2)
     q, k, v, beta, g = np.full((len(parents), Nk, HEAD), np.nan), real(k), real(v), real(beta), real(g)
     for slot, first, rows, before, now, accepted, _, _, *path in plan:
         past = window[slot] if before < 0 else np.concatenate(
@@ -113,8 +116,9 @@ def softplus(x):
 
 
 @functools.cache
-def build(key_heads, value_heads, columns, m, several, in_format, weight_format, window_format):
-    """The kernel for Nk and Nv heads, `columns` of projected, M = m rows an entry, one row a sequence or several."""
+def build(key_heads, value_heads, columns, m, several, in_format, weight_format, window_format, terms):
+    """The kernel for Nk and Nv heads, `columns` of projected, M = m rows an entry, one row a sequence or several, and b and
+    a in so many terms."""
     warps, heads, width = WARPS if several else 1, 2 * key_heads + value_heads, HEADER + m
     octets, row_octets = heads * OCTETS, columns // 8                 # of mix, of projected
     gates = (heads + value_heads) * HEAD                              # column of b
@@ -142,9 +146,15 @@ def build(key_heads, value_heads, columns, m, several, in_format, weight_format,
 
     @device
     def gate(projected, at):
-        if in_format == "f32":
-            return ptx.read_f32(projected + at * 4)
-        return ptx.f32_bits(u32(u32(ptx.read_u16(projected + at * 2)) << 16))
+        """The sum of a gate's terms."""
+        total = f32(0.0)
+        for t in static_range(terms):
+            place = at + t * 2 * value_heads
+            if in_format == "f32":
+                total += ptx.read_f32(projected + place * 4)
+            else:
+                total += ptx.f32_bits(u32(u32(ptx.read_u16(projected + place * 2)) << 16))
+        return total
 
     @kernel(threads=32 * warps, min_blocks=2)
     def conv_split(projected: u64, weight: u64, decay: u64, dt_bias: u64, plan: u64, parents: u64, window: u64,
@@ -210,14 +220,15 @@ def build(key_heads, value_heads, columns, m, several, in_format, weight_format,
     return conv_split
 
 
-def launch(stream, projected, weight, decay, dt_bias, plan, parents, window, pending, q, k, v, beta, g, rows):
+def launch(stream, projected, weight, decay, dt_bias, plan, parents, window, pending, q, k, v, beta, g, rows, terms=1):
     """Queue it on a stream; shapes and dtypes as in the module's docstring."""
     m = plans.check(plan, parents, rows, pending, k=k, v=v, beta=beta, g=g)
     (tokens, columns), entries, Nk, Nv = projected.shape, pending.shape[0], k.shape[2], v.shape[2]
     C = (2 * Nk + Nv) * HEAD
-    if columns % 8 or columns < C + Nv * HEAD + 2 * Nv:
-        raise ValueError(f"projected has {columns} columns; {Nk} key and {Nv} value heads want a multiple of 8 from "
-                         f"{C + Nv * HEAD + 2 * Nv} on")
+    least = C + Nv * HEAD + 2 * Nv * terms
+    if columns % 8 or columns < least or terms < 1:
+        raise ValueError(f"projected has {columns} columns; {Nk} key and {Nv} value heads with {terms} terms want a "
+                         f"multiple of 8 from {least} on")
     for name, array, shape in (
             ("weight", weight, (TAPS, C)), ("decay", decay, (Nv,)), ("dt_bias", dt_bias, (Nv,)),
             ("parents", parents, (tokens,)), ("window", window, (window.shape[0], WINDOW, C)), ("q", q, (tokens, Nk, HEAD)),
@@ -229,14 +240,14 @@ def launch(stream, projected, weight, decay, dt_bias, plan, parents, window, pen
             format_of(name, array, "f32")
     kept = format_of("window", window, "bf16", "f32")
     made = build(Nk, Nv, columns, m, rows > 1, format_of("projected", projected, "f32", "bf16"),
-                 format_of("weight", weight, "f32", "bf16"), format_of("pending", pending, kept))
+                 format_of("weight", weight, "f32", "bf16"), format_of("pending", pending, kept), terms)
     if plan.shape[0]:
         stream.launch(made, (-(-(2 * Nk + Nv) // 2), plan.shape[0], 1), projected, weight, decay, dt_bias, plan,
                       parents, window, pending, q, k, v, beta, g)
 
 
 CASES = (
-    dict(new=(1,), accepted=(1,)),                                     # 27B, plain decode
+    dict(new=(1,), accepted=(1,), terms=3),                            # 27B, plain decode
     dict(new=(4, 1, 0, 0, 12), accepted=(2, 0, 3, None, None), key_heads=2, value_heads=6),     # nano: trees, settle, pad
     dict(new=(1, 1), accepted=(5, 1), key_heads=2, value_heads=6, projected="bf16", weight="bf16", padding=32),
     dict(new=(32,), accepted=(9,), key_heads=1, value_heads=3, m=32, window="f32"),       # ragged: five heads in pairs
@@ -247,7 +258,7 @@ CASES = (
 
 
 def make(rng, new=(1,), accepted=(1,), key_heads=16, value_heads=48, m=16, projected="f32", weight="f32", window="bf16",
-         padding=0, scale=1.0):
+         padding=0, scale=1.0, terms=1):
     """Named random arguments: sequences of new[r] rows that accepted so many of their last (None: they had none);
     formats by name."""
     def values(shape, format, scale):
@@ -255,9 +266,9 @@ def make(rng, new=(1,), accepted=(1,), key_heads=16, value_heads=48, m=16, proje
         return (x.view(np.uint32) >> 16).astype(np.uint16) if format == "bf16" else x
     Nk, Nv, C, rows, entries = key_heads, value_heads, (2 * key_heads + value_heads) * HEAD, sum(new), 2 * len(new)
     plan, parents = plans.random(rng, new, accepted, m)
-    x = rng.standard_normal((rows, -(-(C + Nv * (HEAD + 2)) // 8) * 8 + padding)).clip(-2, 2)
+    x = rng.standard_normal((rows, -(-(C + Nv * (HEAD + 2 * terms)) // 8) * 8 + padding)).clip(-2, 2)
     x[:, :C] *= scale
-    x[:, C + Nv * HEAD:] *= 16                                         # b and a: both tails of sigmoid and softplus
+    x[:, C + Nv * HEAD:] *= 16 / terms                                 # b and a: both tails of sigmoid and softplus
     x = x.astype(np.float32)
     return dict(projected=(x.view(np.uint32) >> 16).astype(np.uint16) if projected == "bf16" else x,
                 weight=values((TAPS, C), weight, 0.5), decay=-np.exp(rng.uniform(-3, 3, Nv)).astype(np.float32),
@@ -265,11 +276,11 @@ def make(rng, new=(1,), accepted=(1,), key_heads=16, value_heads=48, m=16, proje
                 window=values((len(new), WINDOW, C), window, scale), pending=values((entries, WINDOW + m, C), window, scale),
                 k=values((entries, m, Nk, HEAD), "f32", 1.0), v=values((entries, m, Nv, HEAD), "f32", 1.0),
                 beta=values((entries, m, Nv), "f32", 1.0), g=values((entries, m, Nv), "f32", 1.0),
-                rows=max(new, default=0))
+                rows=max(new, default=0), terms=terms)
 
 
 def cost(new=(1,), accepted=(1,), key_heads=16, value_heads=48, m=16, projected="f32", weight="f32", window="bf16",
-         padding=0, scale=1.0):
+         padding=0, scale=1.0, terms=1):
     """Bytes that must move, and float operations: rows in, q, k, v and pending out, windows in and out."""
     size, C, rows = {"bf16": 2, "f32": 4}, (2 * key_heads + value_heads) * HEAD, sum(new)
     moved = sum(2 * WINDOW * C * size[window] for n, a in zip(new, accepted) if n or a is not None)
