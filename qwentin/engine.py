@@ -264,9 +264,9 @@ class Engine:
         self.scheduler.remove(sequence)
         if sequence.generated:
             self.history.remember(sequence.ids)
-        job.emit(Finish(sequence.index, sequence.finished, message, sequence.matcher.hit, sequence.closed))
         if sequence.closed:
             self.served["closed_" + sequence.closed] += 1
+        job.emit(Finish(sequence.index, sequence.finished, message, sequence.matcher.hit, sequence.closed))
         if len(job.sequences) == job.request.n and all(s.finished for s in job.sequences):
             self.close_job(job)
 

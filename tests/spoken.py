@@ -126,10 +126,12 @@ def ask_messages(server, stream, prompt, limit, temperature, schema=None, tools=
     client = anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0, timeout=120.0)
     if stream:
         with client.messages.stream(**body, extra_body=extra) as events:
+            extras = [event.x_qwentin for event in events if event.type == "message_delta"][0]
             whole = events.get_final_message()
     else:
         whole = client.messages.create(**body, extra_body=extra)
-    said = Said(finish=FINISH[whole.stop_reason], extras=getattr(whole, "x_qwentin", None) or {})
+        extras = whole.x_qwentin
+    said = Said(finish=FINISH[whole.stop_reason], extras=extras)
     for block in whole.content:
         if block.type == "thinking":
             said.thought += block.thinking

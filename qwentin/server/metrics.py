@@ -29,6 +29,8 @@ COUNTERS = {"requests": "Requests the engine has finished", "prompt_tokens": "Pr
             "evictions": "Entries that the prefix cache gave up for others",
             "nonfinite": "Requests ended because their logits were not finite",
             "sleeps": "Times that the model's memory was freed",
+            "closed_budget": "Thoughts closed because their budget was spent",
+            "closed_loop": "Thoughts closed because they only repeated themselves",
             "draft_rounds": "Steps of a choice that verified guesses",
             "draft_plain_steps": "Steps of a choice without guesses",
             "draft_guesses": "Guesses verified", "draft_accepted": "Guesses that the text ran through",
