@@ -13,6 +13,7 @@ written over when the text has moved on:
 A guess is (token, how likely, kind); its kind is how Acceptance remembers it. A drafter that is wrong costs time, never a
 token (tree.py). Who calls: speculation.py. Proven by tests/test_drafter.py and tests/test_speculation.py.
 """
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
@@ -155,8 +156,18 @@ class Front:
         children = [row for row in children if self.tree.tokens[row] not in self.draft.sequence.stop_ids]
         children.sort(key=lambda row: -self.tree.reach[row])
         least = plan.follows(depth, sequences)
-        self.rows = sorted(row for row in children[:BEAM] if self.tree.reach[row] >= least)
+        self.rows = sorted(self.fitting(row for row in children[:BEAM] if self.tree.reach[row] >= least))
         return bool(self.rows) and plan.deepen(sum(self.tree.reach[r] for r in self.rows), depth, len(self.rows), sequences)
+
+    def fitting(self, rows: Iterable[int]) -> list[int]:
+        """The first of these rows whose paths are no more rows than a tree may have guesses: so many places are reserved."""
+        found, used = [], set()
+        for row in rows:
+            more = used.union(self.tree.path(row)[1:])
+            if len(more) > self.draft.guesses:
+                break
+            found, used = [*found, row], more
+        return found
 
     def guessed_rows(self) -> tuple[Rows, np.ndarray]:
         """The head's rows for the paths to self.rows, less those at their common beginning that are in the cache already."""

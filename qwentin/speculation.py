@@ -32,6 +32,7 @@ log = logging.getLogger("qwentin.engine")
 
 HANG = 10.0             # seconds that a round may take, and
 HANG_STEPS = 50         # plain steps, if those are slow
+MOST_ROWS = 32          # of a tree: what a tower verifies at once
 LAG = 16                # rows that the draft head's cache may lack while nothing is drafted
 
 
@@ -44,7 +45,7 @@ class Speculation:
 
     def __init__(self, engine, config, has_head: bool, plan: TreePlan | None = None):
         self.engine, self.vocabulary = engine, engine.tokenizer.size
-        self.plan = plan or TreePlan(config.draft_depth, config.draft_guesses)
+        self.plan = plan or TreePlan(config.draft_depth, min(config.draft_guesses, MOST_ROWS - 1))
         self.head = self.lookup = None
         if config.draft in ("auto", "lookup"):
             self.lookup = LookupDrafter(self.plan)

@@ -1,6 +1,6 @@
 """Watchdog: speculation that does not pay is made smaller, then left off, and tried again; a round that hangs is reported.
 
-    Ladder   rung 0 full trees | 1 half of them | 2 one guess | 3 plain decode        one for each choice, by what it gives
+    Ladder   rung 0 full trees | 1 half | 2 a quarter | 3 plain decode            one for each choice, by what it gives
              down   when a rung's trees give less than the time they take: worth below 1, averaged, after MIN_ROUNDS
              up     after CLIMB rounds that are worth more than GOOD; from plain decode after `patience` tokens, as a trial:
                     a trial that fails doubles the patience, one that holds resets it
@@ -31,8 +31,8 @@ class Ladder:
     """Sizes (depth, guesses) of one choice's trees; `depth` and `guesses` are the full ones."""
 
     def __init__(self, depth: int, guesses: int):
-        full = [(depth, guesses), (max(1, depth // 2), max(1, guesses // 2)), (1, 1), (0, 0)]
-        self.rungs = list(dict.fromkeys(full))
+        parts = [(max(1, depth // n), max(1, guesses // n)) for n in (1, 2, 4)]
+        self.rungs = list(dict.fromkeys([*parts, (0, 0)]))
         self.rung = 0
         self.average: float | None = None
         self.rounds = 0                 # at this rung; at the last one, plain tokens
