@@ -18,6 +18,7 @@ from ..admission import ABOVE_LOW, RANGES
 from . import fields
 from .openapi_answers import ANSWERS, INSIDE, STREAMED
 
+PLAIN = {"html": ("text/html",), "text": ("text/plain",), "file": ("text/css", "text/javascript", "image/svg+xml")}
 KINDS = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array", dict: "object", tuple: "array"}
 STOPS = {"anyOf": [{"type": "string", "minLength": 1},
                    {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": fields.MAX_STOPS}]}
@@ -81,8 +82,8 @@ def operation(route: Route, locked: bool) -> dict:
 
 def responses(route: Route, locked: bool) -> dict:
     """The 200 and every refusal: those of a body, those of the engine, those of the door."""
-    content = {"html": {"text/html": {}}, "text": {"text/plain": {}}, "file": {"text/css": {}, "text/javascript": {}}}.get(
-        route.answer) or {"application/json": {"schema": reference(route.answer)}}
+    content = {kind: {} for kind in PLAIN.get(route.answer, ())} \
+        or {"application/json": {"schema": reference(route.answer)}}
     if route.streams:
         content = {**content, "text/event-stream": {"schema": STREAMED}}
     found = {200: {"description": route.summary, "content": content}}

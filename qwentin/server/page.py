@@ -11,7 +11,7 @@ from aiohttp import web
 
 from .refusals import NotFound
 
-TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
+TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html", "svg": "image/svg+xml"}
 HEADERS = {"Cache-Control": "no-cache", "Referrer-Policy": "no-referrer", "Content-Security-Policy":
            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"}
