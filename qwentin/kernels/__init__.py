@@ -6,8 +6,8 @@ prints the table, and the tests and benchmarks of every name in ALL already exis
 import importlib
 
 ALL = ("embed", "rmsnorm", "swiglu", "rope_append", "topk", "stream_read", "gemv", "gemv_glu", "gemv_sm120a", "pack",
-       "attn_decode", "attn_combine", "conv_split", "delta_verify", "gated_norm", "penalise", "head_sample", "dense",
-       "gather", "kv_move")
+       "attn_decode", "attn_combine", "conv_split", "delta_verify", "delta_decode", "gated_norm", "penalise",
+       "head_sample", "dense", "gather", "kv_move")
 
 
 def module(name):

@@ -136,15 +136,6 @@ def build(key_heads, value_heads, columns, m, several, in_format, weight_format,
         return x
 
     @device
-    def past(window, pending, path, slot, before, at, column):
-        """Row `at` of [past of the round before | its accepted rows]."""
-        accepted = u32(WINDOW + ptx.shuffle_idx(path, u32(at - WINDOW) % 32))
-        p, row = pending, before * (WINDOW + m) + ptx.select(at < WINDOW, at, accepted)
-        if before == NONE:
-            p, row = window, slot * WINDOW + at
-        return load_kept(p, row * octets + column)
-
-    @device
     def gate(projected, at):
         """The sum of a gate's terms."""
         total = f32(0.0)
@@ -170,7 +161,7 @@ def build(key_heads, value_heads, columns, m, several, in_format, weight_format,
         w = tuple(load_weight(weight, j * octets + column) for j in static_range(TAPS))
         ptx.wait_dependencies()
         if rows > 0 or before != NONE:
-            old = tuple(past(window, pending, path, slot, before, u32(accepted + j), column)
+            old = tuple(plans.past(load_kept, window, pending, path, slot, before, u32(accepted + j), octets, column, m)
                         for j in static_range(WINDOW))
             if warp == 0 and live:
                 for j in static_range(WINDOW):

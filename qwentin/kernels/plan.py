@@ -52,6 +52,16 @@ def path(plan, sequence, width):
     return ptx.read_u32(plan + (sequence * width + column) * 4)
 
 
+@device
+def past(load, window, pending, path, slot, before, at, octets, column, m):
+    """An octet of row `at` of [window of the round before | its accepted rows], rows of so many octets."""
+    accepted = u32(WINDOW + ptx.shuffle_idx(path, u32(at - WINDOW) % 32))
+    p, row = pending, u32(before * (WINDOW + m) + ptx.select(at < WINDOW, at, accepted))
+    if before == NONE:
+        p, row = window, u32(slot * WINDOW + at)
+    return load(p, row * octets + column)
+
+
 def table(sequences, m):
     """The array, from (slot, first, rows, before, now, path) of each sequence; PAD for none."""
     plan = np.full((len(sequences), HEADER + m), -1, np.int32)
@@ -67,7 +77,7 @@ def check(plan, parents, rows, pending=None, **pools):
     if plan.dtype != np.int32 or not 4 <= m <= MAX_ROWS or m % 4:
         raise ValueError(f"plan must be int32 [R, {HEADER} + M] with M 4, 8, ... {MAX_ROWS}, "
                          f"got {plan.dtype} {tuple(plan.shape)}")
-    if parents.dtype != np.int32 or len(parents.shape) != 1:
+    if parents is not None and (parents.dtype != np.int32 or len(parents.shape) != 1):
         raise ValueError(f"parents must be int32 [T], got {parents.dtype} {tuple(parents.shape)}")
     if not 0 <= rows <= m:
         raise ValueError(f"rows must be 0 to {m}, the rows of an entry, got {rows}")
