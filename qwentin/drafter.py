@@ -27,7 +27,7 @@ from .treeplan import Plan
 
 BEAM = 4            # rows of a level that are followed
 KNOWN = ((3, 0.3), (4, 0.45), (6, 0.6), (10, 0.75), (16, 0.9), (32, 0.95))     # ids that agree, first odds of what followed
-SURE = 0.9          # odds at which a long match goes without the head
+SURE = 0.85         # odds at which a long match goes without the head
 SURE_LENGTH = 16
 
 

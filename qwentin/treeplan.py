@@ -23,7 +23,7 @@ PRIOR = 4.0             # guesses that an expectation counts for before any was 
 
 
 class Line:
-    """y = a + b x fitted to what was seen lately; b is not negative."""
+    """y = a + b x fitted to what was seen lately; neither is negative."""
 
     def __init__(self):
         self.first = self.slope = 0.0                   # at x = 1, and for each x more
@@ -49,7 +49,8 @@ class Line:
         spread = sxx / w - (sx / w) ** 2
         if spread > 0.25:                               # all x alike say nothing about the slope
             self.slope = max(0.0, (sxy / w - sx * sy / w ** 2) / spread)
-        self.first = max(0.0, sy / w - self.slope * (sx / w - 1))
+        self.slope = min(self.slope, sy / sx)           # a row more costs no more than one alone
+        self.first = sy / w - self.slope * (sx / w - 1)
 
 
 class Costs:

@@ -88,8 +88,8 @@ def plain(engine):      # noqa: F811
 
 @pytest.mark.parametrize("name", ["wrong", "right", "noise", "padding", "mix"])
 def test_the_state_is_that_of_plain_decoding(engine, ask, plain, name):     # noqa: F811
-    """To the last position of the context. Rows of a tree and single rows take float32 sums in another order, so states agree
-    to rounding: 1e-3 of their largest number, where one wrong, missing or additional row moves them by a tenth."""
+    """To the last position of the context. Rows of a tree and single rows take float32 sums in another order, so states
+    agree to rounding: 1e-3 of their largest number, where one wrong, missing or additional row moves them by a tenth."""
     ids, state, _ = plain
     head = HeadDrafter(engine, Fixed(8, 15, 3), engine.tokenizer.size)
     drafters = dict(wrong=Scripted(wrong, ids), right=Scripted(right, ids), noise=Scripted(Noise(1), ids),
