@@ -1,6 +1,6 @@
 """The 27B's shapes with made-up weights, for benches on a GPU: nothing is read from disk, nothing is worth generating.
 
-SyntheticSource has matrix.Source's four methods. Matrices are drawn, tile by tile, from a pool of random tiles on the
+SyntheticSource has matrix.Source's five methods. Matrices are drawn, tile by tile, from a pool of random tiles on the
 device: all codes equally likely, row scales such that activations stay near one. Vectors are like a trained model's.
 """
 import dataclasses
@@ -10,7 +10,7 @@ import numpy as np
 from qwentin import numerics
 from qwentin.config import ModelConfig
 from qwentin.kernels import gemv, packed
-from qwentin.model import names
+from qwentin.model import names, terms
 from qwentin.model.matrix import Matrix
 
 CONFIG_27B = dict(
@@ -58,14 +58,19 @@ class SyntheticSource:
         return (rng.standard_normal(shape) * (0.5 if "conv1d" in name else 0.1)).astype(np.float32)
 
     def matrix(self, *names, columns=None):
-        small = [n for n in names if n.endswith(("in_proj_a.weight", "in_proj_b.weight"))]
-        rows = sum(self.shapes[n][0] for n in names if n not in small)
         k = self.shapes[names[0]][1] if columns is None else columns.stop - columns.start
-        shape = self.packing.shape(rows, k)
-        plain = [(self.rng.standard_normal((self.shapes[n][0], k)) * k ** -0.5).astype(np.float16) for n in small]
+        return self.drawn(sum(self.shapes[n][0] for n in names), k)
+
+    def with_terms(self, names, small):
+        rows, extra = (sum(self.shapes[n][0] for n in some) for some in (names, small))
+        like = self.packing if self.packing in terms.TERMS else packed.FP6
+        return dataclasses.replace(self.drawn(rows + terms.rows(like, extra), self.shapes[names[0]][1]),
+                                   terms=terms.TERMS[like])
+
+    def drawn(self, rows, k):
+        """A matrix of random tiles."""
         alpha = self.backend.upload(np.full(rows // 16, 5120 ** -0.5, np.float32)) if self.packing.block == 16 else None
-        return Matrix(-(-(rows + sum(map(len, plain))) // 8) * 8, self.packing, self.tiles(shape), alpha, rows,
-                      self.backend.upload(np.concatenate(plain)) if plain else None)
+        return Matrix(rows, self.packing, self.tiles(self.packing.shape(rows, k)), alpha, rows, None)
 
     def glu(self, gate, up):
         return dataclasses.replace(self.matrix(gate, up), width=self.shapes[gate][0], gated=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..kernels import attn_decode, plan, topk
+from . import terms
 
 ROWS = 32                       # of a round: what gemv takes, and the bits of an ancestor mask
 STEPS = (1, 2, 4, 8, 16, 32)
@@ -93,11 +94,11 @@ class Scratch:
         self.count = self.largest.places()[1]
         self.staging = backend.staging((self.count,), np.int32)
         self.integers = backend.zeros((self.count * 4,), np.uint8)
-        D, F, V, wide = c.hidden_size, c.intermediate_size, c.vocab_size, c.conv_channels + Nv * 130
+        D, F, V, gates = c.hidden_size, c.intermediate_size, c.vocab_size, -(-terms.MOST * 2 * Nv // 16) * 16
         f32, f16 = np.float32, np.float16
         self.shapes = dict(
             hidden=((T, D), f32), delta=((T, D), f32), x=((T, D), f16), normed=((T, D), f32), head_x=((T, D), f16),
-            pair=((T, D), f32), projected=((T, -(-wide // 8) * 8), f32), linear_q=((T, Nk, 128), f32),
+            pair=((T, D), f32), projected=((T, c.conv_channels + Nv * 128 + gates), f32), linear_q=((T, Nk, 128), f32),
             linear_out=((T, Nv, 128), f32), gated=((T, Nv, 128), f16), qkv=((T, (2 * H + 2 * G) * 256), f32),
             q=((T, H, 256), np.uint16 if kv_format == "bf16" else f16), attended=((T, H, 256), f16),
             gate_up=((T, 2 * F), f32), product=((T, F), f16), logits=((T, V), f32))

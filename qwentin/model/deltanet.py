@@ -1,6 +1,6 @@
 """A gated-DeltaNet mixer on the device: one projection, convolution and split, delta rule, gated norm, projection.
 
-    x f16 [T, D] -> projected f32 [q k v | z | b | a] -> q and the round's rows (k, v, beta, g) -> delta f32 [T, D]
+    x f16 [T, D] -> projected f32 [q k v | z | b a, in terms] -> q and the round's rows (k, v, beta, g) -> delta f32 [T, D]
 
 S is read and, by the rows that the round before accepted, moved on; so is the convolution's window, from entry to entry
 (kernels/plan.py).
@@ -52,7 +52,8 @@ class DeltaNet:
     @classmethod
     def read(cls, source, prefix, config, pools):
         a, get, upload = prefix + "linear_attn.", source.vector, source.backend.upload
-        return cls(source.matrix(*(f"{a}in_proj_{n}.weight" for n in ("qkv", "z", "b", "a"))),
+        names = [f"{a}in_proj_{n}.weight" for n in ("qkv", "z", "b", "a")]
+        return cls(source.with_terms(names[:2], names[2:]),
                    source.matrix(a + "out_proj.weight"), upload(np.ascontiguousarray(get(a + "conv1d.weight")[:, 0].T)),
                    upload(-np.exp(get(a + "A_log"))), upload(get(a + "dt_bias")), upload(get(a + "norm.weight")), pools,
                    config.conv_channels, config.rms_norm_eps)
@@ -68,5 +69,5 @@ class DeltaNet:
         """Commit what the plan says was accepted, and run up to `rows` new rows of each sequence; with 0, only commit."""
         p = self.pools
         conv_split.launch(backend.stream, b.projected, self.conv, self.decay, self.dt_bias, b.plan, b.parents, p.window,
-                          p.pending, b.linear_q, p.k, p.v, p.beta, p.g, rows)
+                          p.pending, b.linear_q, p.k, p.v, p.beta, p.g, rows, self.into.terms)
         delta_verify.launch(backend.stream, p.S, b.linear_q, p.k, p.v, p.beta, p.g, b.plan, b.parents, b.linear_out, rows)

@@ -3,6 +3,7 @@
     tensors of one input, stacked      | packed: one gemv                     | 16-bit: one dense |
     columns of the product               0 .................................. n  ................ width
 
+Small 16-bit tensors that go with packed ones may be packed too, as sums of terms (terms.py): a launch less.
 An MLP's gate and up, packed, are woven into one matrix whose gemv writes their gated product (kernels/gemv_glu.py).
 Tensors that share a packing become one run of strips (packed.py), so that one launch reads them all; what the converter
 left in 16 bits comes behind, in f16. Anything else that a checkpoint may hold (block FP8, NVFP4 as published, float32) is
@@ -17,6 +18,8 @@ import numpy as np
 from .. import numerics
 from ..errors import CheckpointError
 from ..kernels import dense, gemv, gemv_glu, packed, strips
+from ..kernels.quantise import alpha_of
+from . import terms
 from .encodings import Rows, Tiles
 
 LARGEST = 65504.0               # of f16
@@ -35,6 +38,7 @@ class Matrix:
     alpha: object               # f32 [n / 16], nvfp4 only
     n: int                      # rows of tiles
     plain: object
+    terms: int = 1              # what the last rows are a sum of
     gated: bool = False         # gate and up take turns; the product is silu(gate) * up, f16 [M, n / 2]
 
     def launch(self, backend, x, out, work):
@@ -56,7 +60,7 @@ def workspace(backend):
 
 
 class Source:
-    """A checkpoint's tensors, on their way to a backend. The synthetic weights of bench/ have the same four methods."""
+    """A checkpoint's tensors, on their way to a backend. The synthetic weights of bench/ have the same five methods."""
 
     def __init__(self, checkpoint, backend):
         self.checkpoint, self.backend = checkpoint, backend
@@ -78,8 +82,21 @@ class Source:
         n = sum(t.shape[0] for t in tiled)
         rest = [half(t, columns) for t in tensors[len(tiled):]]
         width = n + sum(map(len, rest))
-        return Matrix(-(-width // 8) * 8, packing, self.tiles(tiled, columns), self.alphas(tiled), n,
+        return Matrix(-(-width // 8) * 8, packing, self.tiles(tiled, columns), self.uploaded(self.alphas(tiled)), n,
                       self.backend.upload(np.concatenate(rest)) if rest else None)
+
+    def with_terms(self, names, small) -> Matrix:
+        """The named tensors stacked, and behind them the small ones: packed like them if they are packed, in terms."""
+        big, rest = ([self.checkpoint.tensors[name] for name in some] for some in (names, small))
+        if not can_add_terms(big, rest):
+            return self.matrix(*names, *small)
+        packing, n, w = big[0].encoding.packing, sum(t.shape[0] for t in big), np.concatenate([t.f32() for t in rest])
+        alpha, factors = alpha_of(np.abs(w).max()) if packing == packed.NVFP4 else np.float32(1), self.alphas(big)
+        whole = n + terms.rows(packing, len(w))
+        if factors is not None:
+            factors = np.concatenate([factors, np.full((whole - n) // packed.ROWS, alpha)])
+        tiles = self.tiles(big, None, terms.pack(packing, w, alpha))
+        return Matrix(whole, packing, tiles, self.uploaded(factors), whole, None, terms.TERMS[packing])
 
     def glu(self, gate, up) -> Matrix:
         """Two named tensors as one gated matrix; stacked as `matrix` does if they are not packed, which swiglu finishes."""
@@ -93,17 +110,16 @@ class Source:
         for at in range(0, n, step):
             rows, some = min(step, n - at), slice(at // packed.STRIP, at // packed.STRIP + WOVEN)
             self.backend.fill(out[at // half:(at + rows) // half], packed.interleave(first[some], second[some], rows))
-        alpha = None
-        if packing == packed.NVFP4:
-            pair = np.array([t.parts["weight_alpha"].floats() for t in tensors], np.float32)
-            alpha = self.backend.upload(np.tile(pair, n // packed.ROWS))
-        return Matrix(n, packing, out, alpha, 2 * n, None, gated=True)
+        alphas = self.alphas(tensors)
+        if alphas is not None:
+            alphas = alphas.reshape(2, -1).T.reshape(-1)
+        return Matrix(n, packing, out, self.uploaded(alphas), 2 * n, None, gated=True)
 
-    def tiles(self, tensors, columns):
-        """Their strips, one after the other, streamed from the file's map."""
+    def tiles(self, tensors, columns, *behind):
+        """Their strips, one after the other, streamed from the file's map, and arrays of strips behind them."""
         if not tensors:
             return None
-        parts = [t.parts[t.encoding.codes].array() for t in tensors]
+        parts = [*(t.parts[t.encoding.codes].array() for t in tensors), *behind]
         if columns is not None:
             parts = [p[:, columns.start // packed.DEPTH:columns.stop // packed.DEPTH] for p in parts]
         out = self.backend.empty((sum(map(len, parts)), *parts[0].shape[1:]), np.uint8)
@@ -114,10 +130,14 @@ class Source:
         return out
 
     def alphas(self, tensors):
+        """nvfp4's factor of each tile, on the host."""
         if not tensors or tensors[0].encoding.packing != packed.NVFP4:
             return None
-        return self.backend.upload(np.concatenate([
-            np.full(t.shape[0] // packed.ROWS, t.parts["weight_alpha"].floats(), np.float32) for t in tensors]))
+        return np.concatenate([
+            np.full(t.shape[0] // packed.ROWS, t.parts["weight_alpha"].floats(), np.float32) for t in tensors])
+
+    def uploaded(self, array):
+        return None if array is None else self.backend.upload(array)
 
     def table(self, name):
         """(codes, scales or None, format): the embedding as kernels/embed.py reads it."""
@@ -128,6 +148,13 @@ class Source:
                     self.backend.upload(parts["weight_rows_scale"].floats()), {6: "e2m3", 8: "e4m3"}[bits])
         bits = tensor.parts["weight"].array() if tensor.format == "bf16" else numerics.encode_bf16(tensor.f32())
         return self.backend.upload(bits), None, "bf16"
+
+
+def can_add_terms(big, small) -> bool:
+    """Whether the small tensors may stand behind the big ones as terms: these are packed alike, in whole strips."""
+    kinds = {t.encoding for t in big if isinstance(t.encoding, Tiles)}
+    return len(kinds) == 1 and kinds.pop().packing in terms.TERMS and not any(isinstance(t.encoding, Tiles) for t in small) \
+        and all(isinstance(t.encoding, Tiles) and t.shape[0] % packed.STRIP == 0 for t in big)
 
 
 def can_weave(gate, up) -> bool:

@@ -14,7 +14,8 @@ from ..device import DeviceArray
 from ..kernels import packed
 from .cuda import CudaTower
 from .encodings import Rows, Tiles
-from .matrix import Matrix, can_weave
+from . import terms
+from .matrix import Matrix, can_add_terms, can_weave
 
 ALLOCATION = 512                # bytes: what the driver rounds a small piece of memory up to
 
@@ -44,7 +45,7 @@ class CountingBackend:
 
 
 class CountingSource:
-    """matrix.Source's four methods over headers alone."""
+    """matrix.Source's five methods over headers alone."""
 
     def __init__(self, checkpoint, backend):
         self.tensors, self.backend = checkpoint.tensors, backend
@@ -62,6 +63,15 @@ class CountingSource:
         return Matrix(-(-(n + rest) // 8) * 8, packing, empty(packing.shape(n, k), np.uint8) if tiled else None,
                       empty((n // 16,), np.float32) if packing == packed.NVFP4 else None, n,
                       empty((rest, k), np.float16) if rest else None)
+
+    def with_terms(self, names, small):
+        big, rest = ([self.tensors[name] for name in some] for some in (names, small))
+        if not can_add_terms(big, rest):
+            return self.matrix(*names, *small)
+        packing, k, empty = big[0].encoding.packing, big[0].shape[1], self.backend.empty
+        n = sum(t.shape[0] for t in big) + terms.rows(packing, sum(t.shape[0] for t in rest))
+        return Matrix(n, packing, empty(packing.shape(n, k), np.uint8),
+                      empty((n // 16,), np.float32) if packing == packed.NVFP4 else None, n, None, terms.TERMS[packing])
 
     def glu(self, gate, up):
         if not can_weave(self.tensors[gate], self.tensors[up]):
