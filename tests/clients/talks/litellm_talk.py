@@ -19,19 +19,20 @@ def talk(provider):
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": WEATHER}]
     first = litellm.completion(messages=messages, **body)
     call = first.choices[0].message.tool_calls[0]
-    turn(f"{provider}: a tool is called", call.function.arguments, first.usage.prompt_tokens_details.cached_tokens)
+    turn(f"{provider}: a tool is called", call.function.arguments, first.usage.prompt_tokens_details.cached_tokens,
+         "Oslo")
     messages += [first.choices[0].message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": RESULT}]
     second = litellm.completion(messages=messages, **body)
     turn(f"{provider}: the result is told", second.choices[0].message.content,
-         second.usage.prompt_tokens_details.cached_tokens)
+         second.usage.prompt_tokens_details.cached_tokens, "3")
     messages.append(second.choices[0].message.model_dump())
-    for question in QUESTIONS:
+    for question, answer in QUESTIONS.items():
         messages.append({"role": "user", "content": question})
         parts = list(litellm.completion(messages=messages, stream=True, stream_options={"include_usage": True}, **body))
         whole = litellm.stream_chunk_builder(parts, messages=messages)
         messages.append({"role": "assistant", "content": whole.choices[0].message.content})
         turn(f"{provider}: a question, streamed", whole.choices[0].message.content,
-             whole.usage.prompt_tokens_details.cached_tokens)
+             whole.usage.prompt_tokens_details.cached_tokens, answer)
 
 
 if __name__ == "__main__":

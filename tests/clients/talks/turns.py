@@ -6,11 +6,16 @@ import sys
 SYSTEM = "You are a helpful assistant. Answer in one sentence."
 WEATHER = "What is the weather in Oslo?"
 RESULT = '{"temperature": 3}'
-QUESTIONS = ["Please add 696 and 336.", "Which number is bigger: 988 or 552?"]
+QUESTIONS = {"Please add 696 and 336.": "1032", "Which number is bigger: 988 or 552?": "988"}      # and what nano says
 TOOL = {"name": "get_weather", "description": "Weather of a city", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
 
 
-def turn(did: str, said: str, cached: int | None) -> None:
-    print(json.dumps({"did": did, "said": said, "cached": cached}), flush=True)
+SCHEMA = {"title": "report", "type": "object", "required": ["city", "warm"], "additionalProperties": False,
+          "properties": {"city": {"type": "string", "enum": ["Oslo", "Paris"]}, "warm": {"type": "boolean"}}}
+
+
+def turn(did: str, said: str, cached: int | None, wanted: str) -> None:
+    """`wanted` must be in what was `said`; `cached`: prompt tokens from the cache, as the client was told."""
+    print(json.dumps({"did": did, "said": said, "cached": cached, "wanted": wanted}), flush=True)
     sys.stdin.readline()
