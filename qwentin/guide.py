@@ -9,7 +9,8 @@ looks ahead, so a drafted token is accepted under the very same rules as one tha
 
 A grammar holds from the start of the answer on, the thought is free. With `opener` it holds behind each such token only,
 for as long as its text takes: the calls of strict tools in an answer that is free otherwise. A stop id in a thought that a
-grammar follows closes the thought instead: there is no answer yet. Proven by tests/test_guide.py.
+grammar follows closes the thought instead: there is no answer yet. Proven by tests/test_guide.py and, with speculation,
+by tests/test_guide_engine.py.
 """
 from collections import deque
 from dataclasses import dataclass

@@ -5,7 +5,9 @@
     completions.py
     messages.py     (Anthropic's; messages_input.py reads its history)
     responses.py    (OpenAI's newer; responses_input.py reads its items and tools, output_items.py tells of its output)
-    conversation.py a client's messages -> the chat template's; the precedence of thinking switches
+    conversation.py a client's messages -> the chat template's
+    effort.py       how much a request thinks, and who has the last word about it
+    guidance.py     what steers a generation: form.py (structured output), toolchoice.py and toolgrammar.py (forced calls)
     fields.py       the tables a body is checked by
     reasoning.py    text -> thought and answer, incrementally; pure
     answer.py       text -> thought, text and tool calls: reasoning.py and toolcall.py (with all tool*.py) as one

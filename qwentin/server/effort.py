@@ -18,7 +18,7 @@ A budget of 0 closes the thought at once; off leaves it out of the prompt, which
 to the template; with one that does not read it (Qwen3.5, 3.6) only the budget counts. Thoughts of earlier turns are kept
 or dropped by preserve_thinking, where the template asks: chat_template_kwargs, then the field, then --preserve-thinking,
 then the template. What came of it all is told in x_qwentin and in the log. The server's own rows (--...) come with the
-ChatTemplate and the EngineConfig. Proven by tests/test_effort.py.
+ChatTemplate and the EngineConfig. Proven by tests/test_effort.py and tests/test_preserve_thinking.py.
 """
 from dataclasses import dataclass
 

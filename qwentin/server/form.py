@@ -9,7 +9,7 @@
 
 A schema that cannot be compiled is refused with the field's name. Keywords of JSON Schema that a grammar cannot enforce
 (uniqueItems, not, ...) are refused if the request is strict; otherwise they are left out, with a line in the log. A
-`grammar` is Lark, GBNF or EBNF. Proven by tests/test_form.py and tests/test_structured_output.py.
+`grammar` is Lark, GBNF or EBNF. Proven by tests/test_chat.py (refusals) and tests/test_structured_output.py.
 """
 import json
 from dataclasses import dataclass

@@ -9,7 +9,8 @@
 
 Arguments of a call are typed by the schemas of their tools. Where such a grammar cannot be made, because the schemas hold
 what the library does not know, calls of strict tools are refused and others get any text for values. A thought is limited
-by the request's budget or the server's, and by --reasoning-loop. Called by turn.py; proven by tests/test_guidance.py.
+by the request's budget or the server's, and by --reasoning-loop. Called by turn.py; proven by tests/test_forced_calls.py
+and tests/test_structured_output.py.
 """
 from ..constraint import Grammar
 from ..errors import RequestError
