@@ -7,7 +7,7 @@ import importlib
 
 ALL = ("embed", "rmsnorm", "swiglu", "rope_append", "topk", "stream_read", "gemv", "gemv_glu", "gemv_sm120a", "pack",
        "attn_decode", "attn_combine", "conv_split", "delta_verify", "delta_decode", "gated_norm", "penalise",
-       "head_sample", "dense", "gather", "kv_move")
+       "head_sample", "dense", "gather", "kv_move", "gemm_sm90a")
 
 
 def module(name):

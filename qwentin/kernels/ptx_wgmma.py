@@ -16,8 +16,9 @@ K_OF = {"e4m3": 32, "e5m2": 32, "f16": 16, "bf16": 16}        # inputs along k i
 
 
 @functools.cache
-def wgmma(n, a_type, b_type, a_in_registers=False):
-    """The m64 x n step: `wgmma(256, "e4m3", "e4m3")` is a function (acc, a, b) -> acc for kernels.
+def wgmma(n, a_type, b_type, a_in_registers=False, fresh=False):
+    """The m64 x n step: `wgmma(256, "e4m3", "e4m3")` is a function (acc, a, b) -> acc for kernels; fresh: (a, b) -> acc, the
+    product alone.
 
     n: 8..256 in steps of 8. acc: n/2 float32. a: u64 descriptor, or four u32 registers (rows of the warp's 16 as in
     mma.sync's A fragment). b: u64 descriptor. 16-bit operands are K-major, as 8-bit ones always are.
@@ -29,5 +30,6 @@ def wgmma(n, a_type, b_type, a_in_registers=False):
     acc = tuple_of(f32, n // 2)
     return instruction(
         f"wgmma.mma_async.sync.aligned.m64n{n}k{K_OF[a_type]}.f32.{a_type}.{b_type} "
-        f"<d>, <a>, <b>, 1, 1, 1{transposed};",
-        dict(d=acc), dict(acc=acc, a=u32x4 if a_in_registers else u64, b=u64), effect=ORDERED, tied="acc")
+        f"<d>, <a>, <b>, {0 if fresh else 1}, 1, 1{transposed};",
+        dict(d=acc), dict(**({} if fresh else dict(acc=acc)), a=u32x4 if a_in_registers else u64, b=u64), effect=ORDERED,
+        tied=None if fresh else "acc")
