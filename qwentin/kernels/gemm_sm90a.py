@@ -2,26 +2,26 @@
 
     out[m, n] = sum over blocks b of 128 inputs:  x_scale[b, m] * w_scale[b, n] * sum over k in b of x[m, k] * w[n, k]
 
-    x        u8 [M / 128, K / 128, 128, 128]    e4m3, no NaN, as shared memory will hold it (below); rows beyond M: anything finite
+    x        u8 [M / 128, K / 128, 128, 128]    e4m3, no NaN, as shared memory will hold it (below); any finite rows beyond M
     x_scale  f32 [K / 128, M rounded up to 128]
-    w        u8 [N / 128, K / 128, 128, 128]    the same for the matrix; rows beyond N: anything finite
+    w        u8 [N / 128, K / 128, 128, 128]    the same for the matrix; inputs of a block in any order that x has too
     w_scale  f32 [K / 128, N rounded up to 128]
     out      f32, f16 or bf16 (u16) [M, N]      N even
 
-A tile is 128 rows by 128 bytes, 16 KiB in one piece, which a single bulk copy brings. In row r the 16-byte chunk c stands at place
-c ^ (r % 8): the 128-byte swizzle that wgmma's descriptors name, so that neither it nor the copy meets a bank twice:
+A tile is 128 rows by 128 bytes, 16 KiB in one piece, which a single bulk copy brings. In row r the 16-byte chunk c stands at
+place c ^ (r % 8): the 128-byte swizzle that wgmma's descriptors name, so that neither it nor the copy meets a bank twice:
 
     row 0   0 1 2 3 4 5 6 7        row 1   1 0 3 2 5 4 7 6        row 2   2 3 0 1 6 7 4 5   ...   row 8   0 1 2 3 ...
 
-A block owns 128 x 128 outputs at a time and walks over all that are its share (persistent; neighbours share a tile of w). One warp
-fetches stages of a tile of x, a tile of w and their scales; two warpgroups take 64 rows each:
+A block owns 128 x 128 outputs at a time and walks over all that are its share (persistent; neighbours share a tile of w).
+One warp fetches stages of a tile of x, a tile of w and their scales; two warpgroups take 64 rows each:
 
     fetching warp     wait for `empty`; four bulk copies, which report to `full`
     warpgroup         wait for `full`; four wgmma m64n128k32 into fresh sums; when they are done arrive at `empty`, then
                       total += sum * x_scale * w_scale, in float32, while the other warpgroup's wgmma run
 
-So no sum of products runs over more than 128 inputs in the tensor cores' own narrower accumulators (about 14 bits), and scales cost
-two operations an output a block. At 4,096 rows, 27B: 221 TFLOP in all; an H200 does at most 1,979 TFLOP/s in e4m3.
+So no sum of products runs over more than 128 inputs in the tensor cores' own narrower accumulators (about 14 bits), and
+scales cost two operations an output a block. At 4,096 rows, 27B: 221 TFLOP; an H200 does at most 1,979 TFLOP/s in e4m3.
 """
 import functools
 
@@ -52,18 +52,18 @@ SUMS = 64                     # float32 of a thread: 64 x 128 outputs over 128 t
 DESCRIPTOR = 1 << 62 | 64 << 32 | 1 << 16    # 128-byte swizzle, groups of 8 rows 1024 bytes apart
 REGISTERS = 224
 SASS = {"sm_90a": ("QGMMA.64x128x32.F32.E4M3.E4M3", "UBLKCP", "SYNCS")}
-# The reference multiplies the codes exactly. Hardware keeps about 14 bits of the largest product of a k-step in its sums (an
-# emulator sums exactly): 2^-13 of sum |x w| over 128 inputs, K / 128 times with random signs; in make's units that sum is about
-# 128 * 0.6 a block, so 2^-13 * 77 * sqrt(K / 128) = 2^-4 at K = 5120 where sums are about sqrt(5120) = 72. Scales add 3 * 2^-24.
+# The reference multiplies the codes exactly. Hardware keeps about 14 bits of a k-step's largest product in its sums (the
+# emulator sums exactly): 2^-13 of sum |x w| over 128 inputs, K / 128 times with random signs; in make's units that sum is
+# about 128 * 0.6 a block, so 2^-13 * 77 * sqrt(K / 128) = 2^-4 at K = 5120, where sums are about 72. Scales add 3 * 2^-24.
 OUTPUTS = {"out": Output(rtol=2.0 ** -20, atol=2.0 ** -4)}
 
 
 def arrange(rows):
-    """u8 [R, K] -> u8 [R / 128, K / 128, 128, 128]: tiles with their chunks where the docstring says; rows are padded with zeros."""
+    """u8 [R, K] -> u8 [R / 128, K / 128, 128, 128]: tiles, chunks where the docstring says, padded with zeros."""
     r, k = rows.shape
     padded = np.zeros((-(-r // TILE) * TILE, k), np.uint8)
     padded[:r] = rows
-    chunks = padded.reshape(-1, TILE, k // TILE, TILE // 16, 16).transpose(0, 2, 1, 3, 4)          # tile, block, row, chunk, byte
+    chunks = padded.reshape(-1, TILE, k // TILE, TILE // 16, 16).transpose(0, 2, 1, 3, 4)    # tile block row chunk byte
     out, place = np.empty_like(chunks), np.arange(8)[None, :] ^ np.arange(TILE)[:, None] % 8
     out[:, :, np.arange(TILE)[:, None], place] = chunks
     return out.reshape(-1, k // TILE, TILE, TILE)
@@ -79,6 +79,7 @@ def restore(tiles):
 def ref(x, x_scale, w, w_scale, out):
     """The formula in float64."""
     (m, n), k = out.shape, x.shape[1] * TILE
+
     def real(tiles, scale, rows):
         return numerics.E4M3.decode(restore(tiles)[:rows]).astype(np.float64) * np.repeat(scale[:, :rows].T, TILE, 1)
     assert k == w.shape[1] * TILE
@@ -125,7 +126,7 @@ def build(out_format):
 
     @lineless_device
     def added(total, c, low, high, scales):
-        """total + c * row scale * column scale. low, high: of the thread's two rows; scales: where its first column's stands."""
+        """total + c * row scale * column scale. low, high: of the thread's rows; scales: where its first column's stands."""
         for j in static_range(SUMS // 4):
             s = ptx.shared_f32x2(u32(scales + j * 32))
             total = total[:4 * j] + (
@@ -201,7 +202,7 @@ def launch(stream, x, x_scale, w, w_scale, out, blocks):
 
 
 CASES = (
-    dict(m=128, n=256, k=1024, blocks=1),                              # a block of two tiles; more blocks of inputs than stages
+    dict(m=128, n=256, k=1024, blocks=1),                              # a block of two tiles; more inputs than stages
     dict(m=200, n=136, k=256, blocks=3, out="bf16"),                   # ragged both ways
     dict(m=1, n=2, k=128, out="f16"),
     dict(m=0, n=128, k=128),
@@ -220,4 +221,5 @@ def make(rng, m=4096, n=5120, k=5120, out="f32", blocks=132):
 
 def cost(m=4096, n=5120, k=5120, out="f32", blocks=132):
     """Bytes that must move, and float operations."""
-    return dict(bytes=(m + n) * (k + k // TILE * 4) + m * n * (4 if out == "f32" else 2) if m else 0, flops=2 * m * n * k)
+    moved = (m + n) * (k + k // TILE * 4) + m * n * (4 if out == "f32" else 2)
+    return dict(bytes=moved if m else 0, flops=2 * m * n * k)
