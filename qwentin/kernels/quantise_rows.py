@@ -27,8 +27,8 @@ TILE = gemm_sm90a.TILE
 LARGEST = 448.0
 REGISTERS = 48
 SASS = {"sm_90a": ("F2FP.SATFINITE.E4M3", "STG.E"), "sm_120a": ("F2FP.SATFINITE.E4M3", "STG.E")}
-# A quotient is off by 2^-22 of itself (rcp.approx, two products), so it may round to the neighbour of the reference's choice:
-# one step of e4m3, 2^-3 of the number, where the reference's own rounding is half a step.
+# A quotient is off by 2^-22 of itself (rcp.approx, two products), so it may round to the reference's neighbour: one
+# step of e4m3, 2^-3 of the number, where the reference's own rounding is half a step.
 OUTPUTS = {"tiles": Output(rtol=2.0 ** -3, atol=2.0 ** -9), "scale": Output(rtol=2.0 ** -23)}
 
 

@@ -43,8 +43,8 @@ K_GROUPS = 2                          # pieces in a stage
 CONSUMERS = PARTS * K_GROUPS
 THREADS = 32 * (CONSUMERS + 1)
 # Stages, if they fit: at least three (75 KB of fp6 on their way keep an H200's memory busy), and so many that a block takes
-# more than half of the shared memory. Then a launch that starts early finds no room beside its predecessor and puts one block
-# on each multiprocessor; where two fit it puts two on some: 8.9 ms a step of fp6, not 6.5.
+# more than half of the shared memory. Then a launch that starts early finds no room beside its predecessor and puts one
+# block on each multiprocessor; where two fit it puts two on some: 8.9 ms a step of fp6, not 6.5.
 DEPTH = 3
 MOST_STAGES = 16                      # what room for barriers is reckoned with
 SHARED = 99 << 10                     # bytes a block may have on every device since sm_86; an H200 has 227 KB
