@@ -15,7 +15,7 @@ from fake_engine import FakeEngine, pieces
 from http_client import call
 from qwentin.config import EngineConfig
 from qwentin.errors import CheckpointError, ConfigError
-from qwentin.server.process import serve
+from qwentin.server.process import placement, serve
 
 
 def free_port():
@@ -153,3 +153,18 @@ def test_https(tmp_path):
         asyncio.run(serve(EngineConfig(port=0, tls_cert=paths[0], tls_key=paths[2]), FakeEngine, announced.append))
     with pytest.raises(ConfigError, match="go together"):
         EngineConfig(tls_cert=paths[0])
+
+
+def test_where_the_model_runs_is_said_at_the_start(server):
+    """N-9: a server on the CPU, or on anything else that is slow, says so in its log and in /health."""
+    status = server.health()
+    assert status["device"] == "cpu (numpy)" and set(status["memory"]) == {"weights", "KV", "state"}
+    assert placement(status) in server.log_text() and "the model runs on cpu (numpy): weights 52.7 MiB" in placement(status)
+
+
+def test_by_default_nobody_else_can_connect(server):
+    """The default address is loopback: a server started without --host is not there under another one of the machine."""
+    assert EngineConfig().host == "127.0.0.1" and server.url.startswith("http://127.0.0.1:")
+    port = int(server.url.rsplit(":", 1)[1])
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.2", port), timeout=5):
+        pass

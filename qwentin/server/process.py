@@ -52,11 +52,18 @@ async def serve(config: EngineConfig, load: Callable, announce: Callable[[str], 
         if waiting[1].done():
             service.engine = waiting[1].result()
             service.engine.start()
+            log.info("%s", placement(service.status()))
             announce(f"{config.model_name} ready: {url}/v1 (context {service.engine.max_model_len} tokens)")
             await stop.wait()
             await drain(service, runner)
     finally:
         await runner.cleanup()
+
+
+def placement(status: dict) -> str:
+    """Where the model runs and what it takes from now on: all of it is allocated."""
+    parts = ", ".join(f"{part} {size / 2**20:.1f} MiB" for part, size in status.get("memory", {}).items())
+    return f"the model runs on {status.get('device', 'something unknown')}: {parts or 'nothing is counted'}"
 
 
 def on_signal(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
