@@ -220,7 +220,7 @@ class Speculation:
         if sequence.drafting.ladder:
             sequence.drafting.tally.events += sequence.drafting.ladder.events
         self.tally.add(sequence.drafting.tally)
-        if sequence.finished != "error" and sequence.drafting.accepted:
+        if sequence.finished != "error" and sequence.drafting.accepted and self.engine.scheduler.cache.capacity:
             self.settle(sequence)
 
     def report(self, sequences: list[Sequence]) -> Speculated | None:

@@ -6,7 +6,7 @@ which a recurrence of T rows may add up T times in the worst case; 2e-5 of the l
 import numpy as np
 import pytest
 
-from qwentin.model.cpu_delta import (causal_conv, conv_taps, delta_chunked, delta_step, delta_tree,
+from qwentin.model.cpu_delta import (causal_conv, conv_taps, delta_chunked, delta_replay, delta_step, delta_tree,
                                      unit_lower_inverse)
 from qwentin.step import ancestors, chain
 
@@ -53,6 +53,19 @@ def test_chunked_and_steps_equal_the_loop(T, similar):
     stepped = S.copy()
     close(np.array([delta_step(q[t], k[t], v[t], g[t], beta[t], stepped) for t in range(T)]), out)
     close(stepped, end)
+
+
+@pytest.mark.parametrize("T", [1, 2, 5, 9, 16, 31, 32])
+def test_a_path_is_replayed_into_all_layers_at_once(T):
+    layers = [make(np.random.default_rng([T, n]), T, similar=n == 2) for n in range(4)]
+    q, k, v, g, beta, S = (np.stack(parts) for parts in zip(*layers))
+    ends = [loop(*layer)[1] for layer in layers]
+    pool = np.zeros((4, 3, H, DK, DV), np.float32)
+    pool[:, 1] = S
+    delta_replay(k, v, g, beta, pool[:, 1])
+    for n, end in enumerate(ends):
+        close(pool[n, 1], end)
+    assert not pool[:, [0, 2]].any()
 
 
 @pytest.mark.parametrize("C", [1, 2, 7, 8, 12, 37, 64])

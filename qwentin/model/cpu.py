@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from ..kvpool import PAGE
 from ..step import Output, Step, ancestors
-from .cpu_delta import causal_conv, delta_chunked, delta_step, delta_tree
+from .cpu_delta import causal_conv, delta_chunked, delta_replay, delta_step, delta_tree
 from .cpu_weights import DeltaNet, read_draft_head, read_layer
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3     # malloc.h
@@ -255,11 +255,10 @@ class CpuTower:
             keys, values = read_rows(self.kv[:, layer], pages, length + int(accepted.max()) + 1)
             picked = length + accepted
             write_rows(self.kv[:, layer], pages, length, keys[picked], values[picked])
-        for layer, rows in enumerate(saved):
-            mix, k, v, g, beta = (x[accepted] for x in rows)
-            window = self.window[layer, slot]
-            window[:] = np.concatenate([window, mix])[-len(window):]
-            delta_chunked(k, k, v, g, beta, self.S[layer, slot])        # outputs unused: any q does
+        mix, k, v, g, beta = (np.stack([x[accepted] for x in layers]) for layers in zip(*saved))
+        window = self.window[:, slot]
+        window[:] = np.concatenate([window, mix], 1)[:, -window.shape[1]:]
+        delta_replay(k, v, g, beta, self.S[:, slot])
 
 
 def attend(q, keys, values, mask):

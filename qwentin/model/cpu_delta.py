@@ -96,6 +96,24 @@ def delta_tree(q, k, v, g, beta, S, mask):
     return np.ascontiguousarray(o.swapaxes(0, 1))
 
 
+def delta_replay(k, v, g, beta, states):
+    """Take a path's T rows into the states of N layers at once: delta_chunked without its outputs, in one block.
+
+    k [N, T, H, dk], v [N, T, H, dv], g, beta [N, T, H]; states [N, H, dk, dv] updated in place.
+    """
+    K, V, G, B = (np.ascontiguousarray(x.swapaxes(1, 2)) for x in (k, v, g, beta))              # [N, H, T, *]
+    y, T = np.cumsum(G, -1), k.shape[1]
+    D = np.exp(np.where(np.tri(T, dtype=bool), y[..., :, None] - y[..., None, :], -np.inf))
+    inverse = unit_lower_inverse(B[..., None] * (K @ K.swapaxes(-1, -2)) * D)
+    U, W = inverse @ (B[..., None] * V), inverse @ ((B * np.exp(y))[..., None] * K)
+    K *= np.exp(y[..., -1:] - y)[..., None]
+    decay = np.exp(y[..., -1])[..., None, None]
+    for n, S in enumerate(states):
+        delta = U[n] - W[n] @ S
+        S *= decay[n]
+        S += K[n].swapaxes(-1, -2) @ delta
+
+
 def conv_taps(parents, taps):
     """Where each row's convolution inputs lie in [window | rows]: i32 [T, taps], the current row last.
 
