@@ -75,6 +75,17 @@ class PrefixCache:
             found = node.entry or found
         return found
 
+    def shared(self, ids: np.ndarray) -> int:
+        """How many of ids i32 [T] stand at the beginning of some kept prefix too, whether a state is kept there or not."""
+        node, at = self.root, 0
+        while at < len(ids) and (child := node.children.get(int(ids[at]))) is not None:
+            same = common(child.edge, ids[at:])
+            at += same
+            if same < len(child.edge):
+                break
+            node = child
+        return at
+
     def use(self, entry: Entry) -> None:
         """A request goes on from this entry: it becomes as dear as a new one, and so do the branchings it stands on."""
         entry.used = True

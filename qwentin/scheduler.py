@@ -167,6 +167,8 @@ class Scheduler:
             else:
                 self.chores.append(Chore("clear_slot", -1, head.slot))
             head.kept = head.table.length
+            shared = self.cache.shared(head.reusable())
+            head.branch = shared if shared - head.kept >= PAGE else 0       # less is read again sooner than it is copied
             head.drafting.head = HeadRows(head.kept, entry.hidden if entry and head.kept % PAGE else None)
             if not head.generated:
                 head.cached = head.kept

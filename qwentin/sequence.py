@@ -48,6 +48,7 @@ class Sequence:
         self.characters = 0                     # text so far, held back text included
         self.cached = 0                         # ids that were known at admission and not computed
         self.kept = 0                           # ids behind the last snapshot
+        self.branch = 0                         # ids that another conversation begins with too, and no state is kept there
         self.scored = 0                         # prompt rows whose log-probabilities are known
         self.drafting = Drafting()
         self.finished: str | None = None
@@ -77,16 +78,18 @@ class Sequence:
         return np.array([] if scored else self.ids[:-1], np.int32)
 
     def until_cut(self) -> int:
-        """Pending ids up to the next place where a prefill step should end: the stable end of the prompt, or the last."""
-        stable = self.request.stable or 0
-        return stable - self.table.length if self.table.length < stable else self.pending
+        """Pending ids up to the next place where a prefill step should end: where another conversation went another way, the
+        stable end of the prompt, or the last."""
+        ahead = [at for at in (self.branch, self.request.stable or 0) if at > self.table.length]
+        return min(ahead) - self.table.length if ahead else self.pending
 
     def worth_keeping(self, span: int) -> bool:
-        """Whether a snapshot should be taken here: at the stable end and the end of the prompt, and on the way every `span`
-        rows, or in a long prompt as far apart as an eighth of what lies before and half of what is to come: a prompt that
-        leaves this one anywhere loses no more than that, and 256k tokens are kept in tens of snapshots, not in hundreds."""
+        """Whether a snapshot should be taken here: at a branching, the stable end and the end of the prompt, and on the way
+        every `span` rows, or in a long prompt as far apart as an eighth of what lies before and half of what is to come: a
+        prompt that leaves this one anywhere loses no more than that, and 256k tokens are kept in tens of snapshots, not in
+        hundreds."""
         length = self.table.length
-        at_end = length in (self.request.stable, self.prompt_tokens)
+        at_end = length in (self.branch, self.request.stable, self.prompt_tokens)
         gap = max(span, min(length // 8, (self.prompt_tokens - length) // 2))
         return length > self.kept and length <= self.prompt_tokens and (at_end or length - self.kept >= gap)
 

@@ -73,6 +73,7 @@ def test_random_inserts_and_drops_against_a_plain_set():
         c.check()
         probe = tuple(rng.choices((1, 2, 3), k=9))
         assert c.length(probe) == max((len(k) for k in kept if probe[:len(k)] == k), default=0)
+        assert c.shared(np.array(probe)) == max((common(np.array(probe), np.array(k)) for k in kept), default=0)
     c.clear()
     c.check()
     assert not c.root.children and len(c.slots.free) == 12 and len(c.pool.free) == 64
@@ -194,6 +195,15 @@ def test_a_warm_turn_computes_only_what_is_new(make_engine):
         messages.append({"role": "assistant", "content": text.split("</think>\n\n")[-1]})
     again, cached = run(warm, ids, stable=stable)
     assert again == got and cached == stable, "the same prompt once more: all but the generation prompt"
+
+
+@pytest.mark.parametrize("count, cached", [(200, [0, 0, 200]), (561, [0, 512, 512]), (700, [0, 512, 700])])
+def test_what_several_prompts_begin_with_is_kept_once_that_is_known(make_engine, count, cached):
+    """P-3: the first does not know, the second finds out, the third goes on from there; or from a chunk's end close by."""
+    warm, cold = make_engine(prefill_chunk=512), make_engine(cache_mib=0, prefill_chunk=512)
+    prompts = [[300 + i % 70 for i in range(count)] + [500 + n] * 90 for n in range(3)]
+    said = [run(warm, ids, stable=count + 80, max_tokens=4) for ids in prompts]
+    assert said == [(run(cold, ids, max_tokens=4)[0], hit) for ids, hit in zip(prompts, cached)]
 
 
 def test_two_conversations_stay_warm_and_scores_are_never_reused(make_engine):
