@@ -15,6 +15,7 @@ tests/test_constraint.py.
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, grammar_from, regex_to_lark
@@ -22,6 +23,9 @@ from llguidance import LLMatcher, LLTokenizer, grammar_from, regex_to_lark
 from .errors import ConstraintFailed, RequestError
 from .tokenizer import Tokenizer
 
+MOST_TEXT = 2**20       # characters of a source
+DEEP_STACK = 512 * 2**20        # bytes of address space: the library compiles rules that refer to rules recursively, and a
+#                         chain of a thousand overflows a thread's usual 8 MiB, which ends the process
 KEPT = 64               # compiled grammars
 KEPT_TEXT = 2**20       # characters of their sources together: a large schema takes some 250 bytes a character
 LONGEST = 300           # characters of the library's explanation in a refusal
@@ -124,25 +128,41 @@ class Grammars:
 
     def compile(self, source: str, field: str) -> Grammar:
         """The grammar of a source. Raises RequestError naming `field` if it is none, or too large a one."""
+        if len(source) > MOST_TEXT:
+            raise RequestError(f"{field} makes a grammar of {len(source)} characters; {MOST_TEXT} can be used at most.",
+                               field)
+        found = self.kept.get(source) or self.make(source, field)       # nobody waits for somebody else's grammar
         with self.lock:
-            found = self.kept.get(source)
-            if found is None:
-                found = self.kept[source] = self.make(source, field)
-                while len(self.kept) > KEPT or sum(map(len, self.kept)) > KEPT_TEXT and len(self.kept) > 1:
-                    self.kept.popitem(last=False)
+            self.kept[source] = found
             self.kept.move_to_end(source)
-            return found
+            while len(self.kept) > KEPT or sum(map(len, self.kept)) > KEPT_TEXT and len(self.kept) > 1:
+                self.kept.popitem(last=False)
+        return found
 
     def make(self, source: str, field: str) -> Grammar:
-        if self.library is None:
-            end = self.tokenizer.ids.get(self.tokenizer.special("eos_token"), 0)
-            self.library = LLTokenizer(self.tokenizer.backend.to_str(), n_vocab=self.tokenizer.size, eos_token=end)
-        matcher = LLMatcher(self.library, source, log_level=QUIET)
+        with self.lock:
+            if self.library is None:
+                end = self.tokenizer.ids.get(self.tokenizer.special("eos_token"), 0)
+                self.library = LLTokenizer(self.tokenizer.backend.to_str(), n_vocab=self.tokenizer.size, eos_token=end)
+        matcher = on_deep_stack(lambda: LLMatcher(self.library, source, log_level=QUIET))
         if not matcher.is_error():
             matcher.compute_bitmask()                   # some grammars show only here that nothing fits them
         if matcher.is_error():
             raise RequestError(f"{field} cannot be used to constrain the output: {first_line(matcher.get_error())}.", field)
         return Grammar(matcher, self.tokenizer.size)
+
+
+def on_deep_stack(make: Callable[[], LLMatcher]) -> LLMatcher:
+    """What `make` makes, in a thread of its own."""
+    made = []
+    usual = threading.stack_size(DEEP_STACK)
+    try:
+        thread = threading.Thread(target=lambda: made.append(make()))
+        thread.start()
+    finally:
+        threading.stack_size(usual)
+    thread.join()
+    return made[0]
 
 
 def first_line(error: str) -> str:

@@ -88,6 +88,22 @@ def test_refusals_name_the_field_in_one_line(source, said):
     assert len(str(caught.value)) < 450
 
 
+@pytest.mark.parametrize("source", [
+    lark("start: r0\n" + "\n".join(f'r{i}: r{i + 1} | r{i + 1} "x"' for i in range(9000)) + '\nr9000: "b"'),
+    json_schema({"$ref": "#/$defs/d0", "$defs": {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}}
+                                                 for i in range(3000)} | {"d3000": {"type": "null"}}}),
+])
+def test_a_long_chain_of_rules_does_not_end_the_process(source):
+    state = GRAMMARS.compile(source, "f").begin()
+    assert state.mask().any()
+
+
+def test_sources_have_a_size():
+    with pytest.raises(RequestError, match="1048576 can be used at most") as caught:
+        GRAMMARS.compile(regex("a" * 2**20), "guided_regex")
+    assert caught.value.param == "guided_regex"
+
+
 def test_lenient_leaves_out_what_cannot_be_enforced():
     assert fits(json_schema({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, lenient=True), "[1, 1]")
 
@@ -141,8 +157,10 @@ def test_the_last_grammars_are_kept():
     for i in range(KEPT):
         grammars.compile(regex(f"b{i}"), "f")
     assert grammars.compile(regex("first"), "f") is not first
-    large = grammars.compile(regex("a" * KEPT_TEXT), "f")
-    assert len(grammars.kept) == 1 and grammars.compile(regex("a" * KEPT_TEXT), "f") is large
+    wide = choice(["a" * 1000] * (KEPT_TEXT // 1010))
+    large = grammars.compile(wide, "f")
+    assert len(grammars.kept) < KEPT and grammars.compile(wide, "f") is large
+    assert sum(map(len, grammars.kept)) <= KEPT_TEXT
 
 
 NAMES = st.sampled_from(["a", "b", "name", "ключ", 'q"uote', "x y"])

@@ -29,7 +29,7 @@ def tool(name, properties, required=(), **more):
         "type": "object", "properties": properties, "required": list(required), **more}}}
 
 
-def babble(tools, number, most=600, **rules) -> tuple[str, bool]:
+def babble(tools, number, most=250, **rules) -> tuple[str, bool]:
     """Text of a model that knows nothing but likes to close things, and whether it ended by itself."""
     rng = np.random.default_rng(number)
     grammar = GRAMMARS.compile(calls_source(list(Toolbox(tools).tools.values()), **rules), "tools")

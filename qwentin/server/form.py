@@ -19,6 +19,7 @@ from ..errors import RequestError
 from .fields import anything, boolean, listing, mapping, optional, refuse, string
 
 MOST_CHOICES = 4096
+MOST_TEXT = 2**16           # characters of a pattern or a grammar that a person or a program wrote
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def any_object(here: str, value) -> Form | None:
 
 
 def regex_form(here: str, value) -> Form:
-    return made(here, regex, string(here, value))
+    return made(here, regex, written(here, value))
 
 
 def choice_form(here: str, value) -> Form:
@@ -103,7 +104,13 @@ def choice_form(here: str, value) -> Form:
 
 
 def grammar_form(here: str, value) -> Form:
-    return made(here, free_grammar, string(here, value))
+    return made(here, free_grammar, written(here, value))
+
+
+def written(here: str, value) -> str:
+    if len(string(here, value)) > MOST_TEXT:
+        raise RequestError(f"{here} has {len(value)} characters; {MOST_TEXT} can be used at most.", here)
+    return value
 
 
 def made(here: str, make, *arguments) -> Form:
