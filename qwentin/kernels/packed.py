@@ -161,11 +161,10 @@ def interleave(first: np.ndarray, second: np.ndarray, n: int) -> np.ndarray:
     if first.shape != second.shape or first.dtype != second.dtype or n < 1 or n % (STRIP // 2) or -(-n // STRIP) != strips:
         raise ValueError(f"tiles of two packed matrices of n rows, a multiple of {STRIP // 2}, take turns; "
                          f"got {first.shape} and {second.shape} for n = {n}")
-    out = np.empty((n // (STRIP // 2), deep, TILES // 2, 2, size), first.dtype)
+    out = np.empty((strips, 2, deep, TILES // 2, 2, size), first.dtype)
     for i, matrix in enumerate((first, second)):
-        halves = matrix.reshape(strips, deep, 2, TILES // 2, size).swapaxes(1, 2)
-        out[:, :, :, i] = halves.reshape(2 * strips, deep, TILES // 2, size)[:len(out)]
-    return out.reshape(len(out), deep, TILES, size)
+        out[..., i, :] = matrix.reshape(strips, deep, 2, TILES // 2, size).swapaxes(1, 2)
+    return out.reshape(2 * strips, deep, TILES, size)[:n // (STRIP // 2)]
 
 
 def byte_order(codes: np.ndarray) -> np.ndarray:
