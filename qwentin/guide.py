@@ -57,10 +57,12 @@ class Steering:
         self.constraint: Constraint | None = None
         self.done = False                       # only a stop id may follow
         self.closed = ""
+        self.new_line = False                   # does the thought stand at the start of a line?
         if self.thought is None:
             self.answer()
         elif self.thought.spent:
-            self.force_close(BUDGET, breaks=False)
+            self.closed = BUDGET
+            self.close_thought()
 
     def forced(self) -> int | None:
         """The next token, if it is settled already."""
@@ -100,19 +102,22 @@ class Steering:
     def think(self, token: int) -> int:
         follows = self.guide.grammar is not None and self.opener is None
         if token in self.stop_ids and follows:
-            token = self.close[0]
+            self.close_thought()
+            token = self.queue.popleft()
         if token == self.close[0]:
             self.thought = None
             if self.closed or follows:
                 self.queue.extend(self.tokenizer.encode(CLOSE + GAP).tolist()[1:])
-        elif not self.closed and (why := self.thought.push(token)):
-            self.force_close(why, self.tokenizer.token_bytes(token).endswith(b"\n"))
+            return token
+        self.new_line = self.tokenizer.token_bytes(token).endswith(b"\n")
+        if not self.queue and (why := self.thought.push(token)):
+            self.closed = why
+            self.close_thought()
         return token
 
-    def force_close(self, why: str, breaks: bool) -> None:
-        """The next tokens close the thought; `breaks`: it stands at the start of a line already."""
-        self.closed = why
-        self.queue.extend(self.close if breaks else self.tokenizer.encode("\n" + CLOSE).tolist())
+    def close_thought(self) -> None:
+        """The next tokens close the thought, on a line of its own, as templates write it."""
+        self.queue.extend(self.close if self.new_line else self.tokenizer.encode("\n" + CLOSE).tolist())
 
     def answer(self) -> None:
         """The answer begins."""

@@ -1,5 +1,6 @@
 """Steering by hand-made logits: when a thought is closed, where a grammar holds, which tokens are settled."""
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,7 +72,9 @@ def test_the_thought_is_free_and_the_answer_is_not():
 
 
 def test_the_end_of_a_thought_that_owes_an_answer_closes_it():
-    assert said(Guide(thinking=True, grammar=grammar("yes")), "Well")[0] == "Well</think>\n\nyes<|im_end|>"
+    guide = Guide(thinking=True, grammar=grammar("yes"))
+    assert said(guide, "Well")[0] == said(guide, "Well\n")[0] == "Well\n</think>\n\nyes<|im_end|>"
+    assert said(replace(guide, budget=len(TOKENIZER.encode("Well\n"))), "Well")[0] == "Well\n</think>\n\nyes<|im_end|>"
     assert said(Guide(thinking=True), "Well")[0] == "Well<|im_end|>"
 
 
