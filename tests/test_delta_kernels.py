@@ -152,7 +152,7 @@ def test_a_dropped_tree_leaves_no_trace():
 
 F32, U16, I32 = np.float32, np.uint16, np.int32
 REFUSALS = [
-    (conv_split, dict(projected=np.zeros((1, 2060), F32)), "projected has 2060 columns; 2 key and 6 value heads with 1 terms want"),
+    (conv_split, dict(projected=np.zeros((1, 2060), F32)), "has 2060 columns; 2 key and 6 value heads with 1 terms want"),
     (conv_split, dict(window=np.zeros((1, 4, C), U16)), f"window must have shape (1, 3, {C}), got (1, 4, {C})"),
     (conv_split, dict(pending=np.zeros((2, 3 + M, C), F32)), "pending must be bf16, got dtype float32"),
     (conv_split, dict(pending=np.zeros((2, M, C), U16)), "pending must have shape (2, 19, ...), got (2, 16, 1280)"),

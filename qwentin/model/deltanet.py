@@ -1,6 +1,8 @@
 """A gated-DeltaNet mixer on the device: one projection, convolution and split, delta rule, gated norm, projection.
 
-    x f16 [T, D] -> projected f32 [q k v | z | b a, in terms] -> q and the round's rows (k, v, beta, g) -> delta f32 [T, D]
+    x f16 [T, D] -> projected f32 [q k v | z | b a, in terms] -> gated f16 [T, Nv, 128] -> delta f32 [T, D]
+
+Where no sequence has more than one row, all between the two products is one launch (delta_decode).
 
 S is read and, by the rows that the round before accepted, moved on; so is the convolution's window, from entry to entry
 (kernels/plan.py).
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernels import conv_split, delta_verify, gated_norm
+from ..kernels import conv_split, delta_decode, delta_verify, gated_norm
 from .matrix import Matrix
 
 
@@ -62,12 +64,20 @@ class DeltaNet:
         """Queue the mixer of a round with buffers b: b.x -> b.delta."""
         self.into.launch(backend, b.x, b.projected, work)
         self.advance(backend, b, b.bucket.deep)
-        gated_norm.launch(backend.stream, b.linear_out, b.projected, self.channels, self.norm, b.gated, self.eps)
         self.out.launch(backend, b.gated.reshape(b.bucket.rows, b.gated.shape[1] * 128), b.delta, work)
 
     def advance(self, backend, b, rows):
-        """Commit what the plan says was accepted, and run up to `rows` new rows of each sequence; with 0, only commit."""
-        p = self.pools
-        conv_split.launch(backend.stream, b.projected, self.conv, self.decay, self.dt_bias, b.plan, b.parents, p.window,
-                          p.pending, b.linear_q, p.k, p.v, p.beta, p.g, rows, self.into.terms)
-        delta_verify.launch(backend.stream, p.S, b.linear_q, p.k, p.v, p.beta, p.g, b.plan, b.parents, b.linear_out, rows)
+        """Commit what the plan says was accepted, and run up to `rows` new rows of each sequence: b.projected -> b.gated.
+
+        With 0 rows, only commit.
+        """
+        p, stream, terms = self.pools, backend.stream, self.into.terms
+        pools = p.k, p.v, p.beta, p.g
+        if rows <= 1:
+            delta_decode.launch(stream, p.S, b.projected, self.conv, self.decay, self.dt_bias, self.norm, b.plan, p.window,
+                                p.pending, *pools, b.gated, self.eps, terms)
+            return
+        conv_split.launch(stream, b.projected, self.conv, self.decay, self.dt_bias, b.plan, b.parents, p.window, p.pending,
+                          b.linear_q, *pools, rows, terms)
+        delta_verify.launch(stream, p.S, b.linear_q, *pools, b.plan, b.parents, b.linear_out, rows)
+        gated_norm.launch(stream, b.linear_out, b.projected, self.channels, self.norm, b.gated, self.eps)
