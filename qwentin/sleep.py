@@ -135,6 +135,7 @@ class Sleeper:
         begun = monotonic()
         try:
             self.engine.install(load_tower(self.engine.config, self.engine.tokenizer.size)[0])
+            self.engine.tower.attach()
         except Exception as error:
             log.exception("the model could not be loaded again")
             raise WakeFailed(f"The model could not be loaded again: {error}") from None
