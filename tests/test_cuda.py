@@ -89,10 +89,15 @@ def test_a_tree_and_its_accepted_path(pair):
     both = Both(pair)
     both.run(IDS[:4])
     both.run(IDS[4:10], parents=TREE, commit=False, outputs=np.arange(6, dtype=np.int32))
-    both.run(IDS[10:13], accepted=np.array([0, 2, 4, 5]), parents=np.array([-1, 0, 0], np.int32), commit=False,
-             outputs=np.arange(3, dtype=np.int32))
-    both.run(IDS[13:14])                                # nothing of the second tree was accepted
-    assert both.length == 9
+    both.run(IDS[10:11], accepted=np.array([0, 2, 4, 5]))
+    small = dict(parents=np.array([-1, 0, 0], np.int32), commit=False, outputs=np.arange(3, dtype=np.int32))
+    both.run(IDS[11:14], **small)
+    both.run(IDS[14:17], accepted=np.array([0, 2]), **small)
+    both.run(IDS[17:18])                                # nothing of the third tree was accepted
+    both.run(IDS[18:21], **small)
+    pair[0].settle(0)                                   # nor of the fourth, and the window in its entry is paid
+    both.run(IDS[21:22])
+    assert both.length == 13
 
 
 def test_a_path_is_committed_without_a_step(pair):
