@@ -35,6 +35,11 @@ def browser():
     found.quit()
 
 
+def soon(condition):
+    """until(), with the patience that a browser on a busy machine needs."""
+    return until(condition, 60.0)
+
+
 class Tab:
     """A freshly loaded page, and what one may see and do on it."""
 
@@ -58,7 +63,8 @@ class Tab:
 
     def drawn(self, plot):
         """The line of a plot, as SVG draws it."""
-        return [node.get_attribute("d") for node in self.browser.find_elements(By.CSS_SELECTOR, f"#{plot} .data")]
+        return self.browser.execute_script("""return [...document.querySelectorAll(arguments[0])]
+                                                     .map(line => line.getAttribute("d"))""", f"#{plot} .data")
 
     def complaints(self):
         return [line for line in self.browser.get_log("browser") if line["level"] == "SEVERE"]
@@ -77,13 +83,13 @@ def test_a_chat_streams_in(browser):
         yield from pieces(" and the second.", 3)
     with serving(FakeEngine(script)) as server:
         tab = Tab(browser, server.url)
-        assert until(lambda: tab.text("word") == "ok")
+        assert soon(lambda: tab.text("word") == "ok")
         tab.type("text", "Hello <b>there</b>")
-        assert until(lambda: len(tab.talk()) == 2 and tab.talk()[1].endswith("The first half"))
+        assert soon(lambda: len(tab.talk()) == 2 and tab.talk()[1].endswith("The first half"))
         assert tab.talk()[0] == "Hello <b>there</b>", "text is text"
         assert "Let me see." in tab.talk()[1] and not tab.find("send").is_enabled() and tab.find("stop").is_displayed()
         go.set()
-        assert until(lambda: tab.find("send").is_enabled())
+        assert soon(lambda: tab.find("send").is_enabled())
         assert tab.talk()[1].endswith("The first half and the second.")
         fold = browser.find_element(By.CSS_SELECTOR, "#talk details")
         assert fold.get_attribute("open") is None and tab.complaints() == []
@@ -95,10 +101,10 @@ def test_stopping_a_chat_cancels_it(browser):
     with serving(engine) as server:
         tab = Tab(browser, server.url)
         tab.type("text", "Go on")
-        assert until(lambda: len(tab.talk()) == 2 and len(tab.talk()[1]) > 20)
+        assert soon(lambda: len(tab.talk()) == 2 and len(tab.talk()[1]) > 20)
         tab.find("stop").click()
-        assert until(lambda: not engine.jobs) and len(engine.did("cancel")) == 1
-        assert until(lambda: tab.find("send").is_enabled()) and tab.find("stop").is_displayed() is False
+        assert soon(lambda: not engine.jobs) and len(engine.did("cancel")) == 1
+        assert soon(lambda: tab.find("send").is_enabled()) and tab.find("stop").is_displayed() is False
 
 
 @needs_browser
@@ -106,7 +112,7 @@ def test_a_refusal_is_told(browser):
     with serving(FakeEngine([], context=20)) as server:
         tab = Tab(browser, server.url)
         tab.type("text", "far too long for this")
-        assert until(lambda: browser.find_elements(By.CSS_SELECTOR, "#talk .error"))
+        assert soon(lambda: browser.find_elements(By.CSS_SELECTOR, "#talk .error"))
         assert "maximum context length" in tab.talk()[-1]
 
 
@@ -117,30 +123,29 @@ def test_with_a_key_plots_move_and_figures_show(browser, tmp_path):
     server = start_server("--api-key", "s3cret", "--max-model-len", "1024")
     try:
         tab = Tab(browser, server.url)
-        assert until(lambda: tab.find("ask").is_displayed()) and not tab.find("all").is_displayed()
+        assert soon(lambda: tab.find("ask").is_displayed()) and not tab.find("all").is_displayed()
         tab.type("key", "wrong")
-        assert until(lambda: tab.find("wrong").is_displayed()) and not tab.find("all").is_displayed()
+        assert soon(lambda: tab.find("wrong").is_displayed()) and not tab.find("all").is_displayed()
         tab.type("key", "s3cret")
-        assert until(lambda: tab.find("all").is_displayed() and tab.text("running") == "0")
-        assert until(lambda: tab.drawn("speed")), "no rate without two looks"
+        assert soon(lambda: tab.find("all").is_displayed() and tab.text("running") == "0")
+        assert soon(lambda: tab.drawn("speed")), "no rate without two looks"
         before = {plot: tab.drawn(plot) for plot in ("speed", "accept", "reuse")}
         for question in ("Please add 696 and 336.", "Please add 12 and 30."):
             answers = len(tab.talk()) + 2
             tab.type("text", question)
-            assert until(lambda: len(tab.talk()) == answers and tab.find("send").is_enabled(), 60)
-        assert tab.talk()[1].endswith("696 + 336 = 1032") and "tokens at" in tab.text("pace")
-        assert until(lambda: all(tab.drawn(plot) not in ([], before[plot]) for plot in before), 30), "the plots moved"
-        assert until(lambda: tab.text("requests") == "2") and int(tab.text("generated")) > 20
-        assert float(tab.text("accept-now")) > 1 and tab.text("reuse-now").endswith("%")
+            assert soon(lambda: len(tab.talk()) == answers and tab.find("send").is_enabled())
+        assert tab.talk()[1].endswith("696 + 336 = 1032") and "accept length" in tab.text("pace")
+        assert soon(lambda: all(tab.drawn(plot) not in ([], before[plot]) for plot in before)), "the plots moved"
+        assert soon(lambda: tab.text("requests") == "2") and int(tab.text("generated")) > 20
         assert [item.split("\n")[0] for item in tab.text("parts").split("\n")[::2]] == ["weights", "KV", "state"]
-        assert until(lambda: tab.text("warmth") != "")
+        assert soon(lambda: tab.text("warmth") != "")
         browser.save_screenshot(str(tmp_path / "page.png"))
         stored = browser.execute_script("return [sessionStorage, localStorage].map(store => JSON.stringify(store))")
         assert stored == ['{"api-key":"s3cret"}', "{}"] and browser.get_cookies() == []
         tab.find("sleep").click()
-        assert until(lambda: tab.text("word") == "asleep" and "freed" in tab.text("total"))
+        assert soon(lambda: tab.text("word") == "asleep" and "freed" in tab.text("total"))
         tab.find("forget").click()
-        assert until(lambda: tab.find("ask").is_displayed()) and not tab.find("all").is_displayed()
+        assert soon(lambda: tab.find("ask").is_displayed()) and not tab.find("all").is_displayed()
     finally:
         assert server.stop() == 0
 
@@ -151,7 +156,7 @@ def test_the_page_can_reach_this_server_alone(browser):
     with serving(FakeEngine(pieces("ok"))) as server, socket.create_server(("127.0.0.1", 0)) as bait:
         bait.setblocking(False)
         tab = Tab(browser, server.url)
-        assert until(lambda: tab.text("running") == "0")
+        assert soon(lambda: tab.text("running") == "0")
         loaded = browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
         assert {"page.js", "plot.js", "chat.js", "server.js", "style.css"} <= {name.rsplit("/", 1)[1] for name in loaded}
         assert all(name.startswith(server.url) for name in loaded)
