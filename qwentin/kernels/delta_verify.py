@@ -16,7 +16,7 @@
 The columns of S do not know of each other, so a warp keeps 16 of them in registers (delta_state.py), reads them once,
 replays, writes them once (not at all if nothing was accepted), and goes on with what it holds. Two shapes:
 
-    one row      plain decode: a head is 8 blocks of one warp; the new row follows the accepted ones
+    one row      a head is 8 blocks of one warp; the new row follows the accepted ones (the tower runs delta_decode)
     several      a head is 4 blocks of two warps, which share the products of the rows in shared memory (delta_tree.py)
 
 Float32 and fma throughout. Tensor cores would have to take S apart into three tf32 products, no faster than fma on an
