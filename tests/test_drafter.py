@@ -30,9 +30,9 @@ class Model:
     def __init__(self):
         self.tower, self.pool = CpuTower(open_checkpoint(nano.DIRECTORY), 12, 2), KVPool(12)
 
-    def sequence(self, tokenizer, slot=0, read=None):
+    def sequence(self, tokenizer, slot=0, read=None, ids=None):
         """One that has read all but the last of its ids, the head too, in pieces of `read`."""
-        ids = tokenizer.encode(TEXT)
+        ids = tokenizer.encode(TEXT) if ids is None else ids
         sequence = Sequence(GenerateRequest("r", ids[:-1]), 0, tokenizer, frozenset({4085}), 50)
         sequence.ids.append(int(ids[-1]))
         sequence.table, sequence.slot = self.pool.open(), slot
