@@ -12,6 +12,7 @@ for as long as its text takes: the calls of strict tools in an answer that is fr
 grammar follows closes the thought instead: there is no answer yet. Proven by tests/test_guide.py and, with speculation,
 by tests/test_guide_engine.py.
 """
+import codecs
 from collections import deque
 from dataclasses import dataclass
 
@@ -57,7 +58,9 @@ class Steering:
         self.constraint: Constraint | None = None
         self.done = False                       # only a stop id may follow
         self.closed = ""
+        self.over: str | None = None            # why it will be closed
         self.new_line = False                   # does the thought stand at the start of a line?
+        self.characters = codecs.getincrementaldecoder("utf-8")("replace")
         if self.thought is None:
             self.answer()
         elif self.thought.spent:
@@ -109,10 +112,14 @@ class Steering:
             if self.closed or follows:
                 self.queue.extend(self.tokenizer.encode(CLOSE + GAP).tolist()[1:])
             return token
-        self.new_line = self.tokenizer.token_bytes(token).endswith(b"\n")
-        if not self.queue and (why := self.thought.push(token)):
-            self.closed = why
-            self.close_thought()
+        text = self.tokenizer.token_bytes(token)
+        self.new_line = text.endswith(b"\n")
+        self.characters.decode(text)
+        if not self.queue:
+            self.over = self.thought.push(token) or self.over
+            if self.over and not self.characters.getstate()[0]:         # not inside a character
+                self.closed = self.over
+                self.close_thought()
         return token
 
     def close_thought(self) -> None:

@@ -58,6 +58,20 @@ def test_a_budget_of_nothing():
     assert text.startswith("\n</think>\n\n") and sampler.steering.closed == "budget"
 
 
+def test_no_character_is_cut():
+    thought = "a😀👨‍👩‍👧é漢字"
+    ids = TOKENIZER.encode(thought).tolist()
+    assert len(ids) > len(thought)          # several tokens a character
+    ends = set()
+    for budget in range(1, len(ids)):
+        text, sampler = said(Guide(thinking=True, budget=budget), ids)
+        cut = text.partition("\n</think>\n\n")[0]
+        assert thought.startswith(cut) and sampler.steering.closed == "budget"
+        assert 0 <= len(TOKENIZER.encode(cut)) - budget < 4
+        ends.add(cut)
+    assert len(ends) > 5
+
+
 def test_a_loop_is_closed():
     text, sampler = said(Guide(thinking=True, loop=30), "la " * 200)
     assert sampler.steering.closed == "loop" and text.count("</think>\n\n") == 1
