@@ -114,6 +114,18 @@ def test_one_call_only_where_one_is_wanted():
     assert fits(TOOLS, written("get_time").removeprefix("<tool_call>"), opened=True)
 
 
+def test_a_strict_tool_does_not_bind_the_others():
+    """Behind a <tool_call> that the model wrote by itself."""
+    strict = {**WEATHER, "strict": True}
+    tools = [strict, tool("log", {"text": {"type": "integer"}}, ["text"])]
+    for text in (written("get_weather", ("city", "Oslo")), written("log", ("more", "x"), ("text", "<b></parameter>")),
+                 "<tool_call>\n<function=log>\n</function></tool_call>"):
+        assert fits(tools, text.removeprefix("<tool_call>"), opened=True)
+    for text in (written("get_weather", ("town", "Oslo")), written("nobody"), written("get_weather")):
+        assert not fits(tools, text.removeprefix("<tool_call>"), opened=True)
+    assert not fits(tools, written("log", ("text", "x")))       # a call that must come is typed
+
+
 def test_an_answer_beside_calls():
     form = json_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
     assert fits(TOOLS, '{"a": 3}', answer=form) and fits(TOOLS, written("get_time"), answer=form)

@@ -36,15 +36,16 @@ FINITE = r"/-?(0|[1-9][0-9]{0,99})(\.[0-9]{1,99})?([eE][+\-]?[0-9]{1,2})?/"
 
 def calls_source(tools: list[Tool], most: int = MOST_CALLS, opened: bool = False, loose: bool = False,
                  answer: str | None = None) -> str:
-    """The source of a grammar: 1 to `most` calls of these tools. `opened`: one call whose <tool_call> is there already.
-    `loose`: any text for every value. With `answer`, a source, the calls may be that instead."""
+    """The source of a grammar: 1 to `most` calls of these tools. `opened`: one call whose <tool_call> is there already; to
+    a tool that is not strict it may be written in any way, as if the others were not strict either. `loose`: any text for
+    every value. With `answer`, a source, the calls may be that instead."""
     rules = Rules(loose)
-    bodies = " | ".join(rules.tool(tool) for tool in tools)
+    bodies = " | ".join(rules.tool(tool) if tool.strict or not opened else rules.untyped(tool) for tool in tools)
     again = f'("\\n" call){{0,{most - 1}}}' if most > 1 else ""
     calls = "body" if opened else f"call {again}"
     start = f"start: {calls}" + ("" if answer is None else " | @answer")
     parts = {} if answer is None else {"answer": answer}
-    return lark("\n".join([start, "call: <tool_call> body", f'body: "\\n" ({bodies}) "</function>\\n" </tool_call>',
+    return lark("\n".join([start, "call: <tool_call> body", f'body: "\\n" ({bodies}) </tool_call>',
                            *rules.lines]), **parts)
 
 
@@ -62,13 +63,16 @@ class Rules:
         return f"r{self.count}"
 
     def tool(self, tool: Tool) -> str:
-        """A rule for the tool's call, from <function= on to before </function>."""
+        """A rule for the tool's call, from <function= on to before </tool_call>."""
         keys = [*tool.properties, *sorted(tool.required - set(tool.properties))]
         parts = [self.parameter(tool, key) + ("" if key in tool.required else "?") for key in keys]
         if not keys and takes_any(tool.schema):
             key = self.rule(r"/[A-Za-z_][A-Za-z0-9_.\-]{0,63}/")
             parts.append(f'("<parameter=" {key} ">\\n" {FREE}){{0,{MOST_EXTRAS}}}')
-        return self.rule(" ".join([literal(f"<function={tool.name}>\n"), *parts]))
+        return self.rule(" ".join([literal(f"<function={tool.name}>\n"), *parts, literal("</function>\n")]))
+
+    def untyped(self, tool: Tool) -> str:
+        return self.rule(f"{literal(f'<function={tool.name}>')} /(?s:.*)/")
 
     def parameter(self, tool: Tool, key: str) -> str:
         value = FREE if self.loose else self.value(tool.properties.get(key), tool.schema)
