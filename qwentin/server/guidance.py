@@ -8,10 +8,9 @@
     otherwise               free
 
 Arguments of a call are typed by the schemas of their tools; behind a <tool_call> that the model wrote by itself only those
-of strict tools are. Where such a grammar cannot be made, because the schemas hold
-what the library does not know, calls of strict tools are refused and others get any text for values. A thought is limited
-by the request's budget or the server's, and by --reasoning-loop. Called by turn.py; proven by tests/test_forced_calls.py
-and tests/test_structured_output.py.
+of strict tools are. Where such a grammar cannot be made, because the schemas hold what the library does not know, calls of
+strict tools are refused and others get any text for values. A thought is limited by the request's budget or the server's,
+and by --reasoning-loop. Called by turn.py; proven by tests/test_forced_calls.py and tests/test_structured_output.py.
 """
 from ..constraint import Grammar
 from ..errors import RequestError
