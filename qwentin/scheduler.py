@@ -200,9 +200,9 @@ class Scheduler:
                     return False
 
     def make_space(self, sequence: Sequence, rows: int) -> int:
-        """Reserve up to `rows` rows for guesses, from free pages and the cache's; how many there are."""
-        while self.pool.room(sequence.table) < rows and self.cache.evict():
-            pass
+        """Reserve up to `rows` rows for guesses, from free pages or those of one kept prefix; how many there are."""
+        if self.pool.room(sequence.table) < rows:
+            self.cache.evict()
         rows = min(rows, self.pool.room(sequence.table))
         self.pool.reserve(sequence.table, rows)
         return rows

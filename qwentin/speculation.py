@@ -177,7 +177,7 @@ class Speculation:
 
     def finish_round(self, plan: Plan) -> None:
         """All parts of a step were sampled: was it worth its time?"""
-        seconds = perf_counter() - self.begun
+        seconds, self.current = perf_counter() - self.begun, None
         if not all(part.decodes for part in plan.parts):
             return
         self.plan.observe_round(sum(part.given for part in plan.parts), seconds)
@@ -199,8 +199,9 @@ class Speculation:
 
     def failed(self, error: Exception) -> bool:
         """A step failed. If it had trees, its choices are computed again and draft no more: True. Otherwise False."""
-        plan = self.current
-        if self.alarm.end() or plan is None or not any(part.tree for part in plan.parts):
+        plan, self.current = self.current, None
+        hung = self.alarm.end() or isinstance(error, RoundHung)
+        if hung or plan is None or not any(part.tree for part in plan.parts):
             return False
         for part in plan.parts:
             if part.tree:

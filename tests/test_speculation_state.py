@@ -177,7 +177,7 @@ def test_a_round_that_hangs_fails_its_request_alone(engine, ask, monkeypatch, ca
             assert gate.wait(60)
         return forward(step)
     speculation = speculate(engine, Fixed(4, 4))
-    speculation.hang_s = 0.05
+    speculation.hang_s = 1.0                        # drafting takes a hundredth of it
     monkeypatch.setattr(module, "HANG_STEPS", 0)
     monkeypatch.setattr(engine.tower, "forward", hanging)
     reader = ask(SUM)                               # answered while the engine thread still hangs
@@ -188,6 +188,7 @@ def test_a_round_that_hangs_fails_its_request_alone(engine, ask, monkeypatch, ca
     gate.set()
     assert ask(SUM).ids() == want, "the server goes on"
     assert reader.events[-1] == reader.of(Done)[0], "nothing followed"
+    assert engine.speculation.tally.rounds < 20, "what nobody waits for was not generated"
 
 
 def test_a_collapse_steps_down_and_climbs_back(engine, ask, monkeypatch):       # noqa: F811
