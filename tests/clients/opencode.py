@@ -20,7 +20,9 @@ def setup(place: Place, server: Served, report: Report) -> Ask:
              "interleaved": {"field": "reasoning_content"}}
     provider = {"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": server.url + "/v1", "apiKey": "any"},
                 "models": {"nano": model}}
-    (place.work / "opencode.json").write_text(json.dumps({"model": "local/nano", "provider": {"local": provider}}))
+    # left to itself it summarises a conversation that does not fit again and again, if its instructions alone do not
+    settings = {"model": "local/nano", "provider": {"local": provider}, "compaction": {"auto": False}}
+    (place.work / "opencode.json").write_text(json.dumps(settings))
     run = lambda *words, expect=0: place.run(bins, "opencode", *words, expect=expect, OPENCODE_DISABLE_MODELS_FETCH="1",
                                              OPENCODE_DISABLE_AUTOUPDATE="1")
     report.version = run("--version").out.strip()
