@@ -115,3 +115,17 @@ def test_a_strict_schema_that_cannot_be_kept_is_refused(server):
         ask(server, "chat", False, HELLO, tools={"f": bad}, strict=True)
     said = ask(server, "chat", False, HELLO, tools={"f": bad}, choice="required", limit=100)     # not strict: any text
     assert [name for name, _ in said.calls][:1] == ["f"]
+
+
+@pytest.mark.parametrize("extra", [{}, {"thinking_budget": 3}, {"enable_thinking": False}])
+def test_P6_a_forced_call_sent_back_is_in_the_cache(server, extra):
+    """What was forced is written as templates write it, a thought that was closed too."""
+    tools = [{"type": "function", "function": {"name": n, "parameters": s}} for n, s in TOOLS.items()]
+    body = {"tools": tools, "tool_choice": "required", "temperature": 0, "max_tokens": 200, **extra}
+    asked = [{"role": "user", "content": f"Is it raining in Oslo? {sorted(extra)}"}]
+    first = call(server.url, "/v1/chat/completions", {**body, "messages": asked}).json
+    said = first["choices"][0]["message"]
+    results = [{"role": "tool", "tool_call_id": c["id"], "content": "ok"} for c in said["tool_calls"]]
+    second = call(server.url, "/v1/chat/completions", {**body, "messages": [*asked, said, *results]}).json
+    before = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= before - 1
