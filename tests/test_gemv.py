@@ -59,3 +59,17 @@ def test_the_outputs_of_a_wider_row():
     for out in (a["out"], wide):
         gemv.launch(machines.Emulator().start(), **{**a, "out": out, "work": a["work"].copy()})
     assert np.array_equal(wide[:, :144], a["out"]) and (wide[:, 144:] == 7).all()
+
+
+def test_every_scale_of_16_inputs():
+    """nvfp4: all 254 numbers an e4m3 scale can be, negative ones too, times weights of every code: exact."""
+    rng, n = np.random.default_rng(3), 128
+    scales = (np.arange(n * 8) % 256).astype(np.uint8).reshape(n, 8)
+    scales[scales & 0x7F == 0x7F] = 1
+    w = packed.pack(packed.NVFP4, rng.integers(0, 16, (n, 128)).astype(np.uint8), scales)
+    x = np.zeros((32, 128), np.float16)
+    x[np.arange(32), np.arange(32) * 4 + np.arange(32) // 2 % 4] = 1          # one input a row, of every block four
+    a = dict(w=w, x=x, out=np.empty((32, n), np.float32), work=strips.workspace(32, 1), n=n, packing=packed.NVFP4, blocks=1,
+             alpha=np.ones(n // 16, np.float32))
+    want = x.astype(np.float32) @ packed.decode(packed.NVFP4, w, n).T
+    np.testing.assert_array_equal(lab.run(gemv, a, machines.Emulator())["out"], want)

@@ -126,15 +126,19 @@ def product(packing, row_groups, half):
 
     @lineless_device
     def times(a, scale):
-        """Weights times a scale that both of a register's halves share (block 16)."""
-        return ptx.mul_f16x2(a, scale) if half else ptx.fma_bf16x2(a, scale, MINUS_ZERO)
+        """bf16 weights times a scale that both of a register's halves share (block 16)."""
+        return ptx.fma_bf16x2(a, scale, MINUS_ZERO)
+
+    @lineless_device
+    def micro_pair(word, t):
+        """f16: the e4m3 codes of a lane, bytes 0 and 2 or 1 and 3, as two halves, exact."""
+        turned = ptx.shift_right_pair(word, word, u32(25 + (t >> 1) * 8))       # their lowest bits come to 7 and 23
+        return ptx.mul_f16x2((turned & 0x3F803F80) | (u32(turned << 1) & SIGN), TWO_8)
 
     @lineless_device
     def micro_scale(word, at):
-        """The e4m3 code at bit `at` as two halves: exact in f16; times 2^7 in bf16."""
+        """The e4m3 code at bit `at` as two bf16 times 2^7."""
         code = (word >> at) & 0xFF
-        if half:
-            return ptx.mul_f16x2(((code * 0x00800080) & 0x3F803F80) | ((code * 0x01000100) & SIGN), TWO_8)
         return ptx.fma_bf16x2(((code * 0x00100010) & 0x07F007F0) | ((code * 0x01000100) & SIGN), TWO_127, MINUS_ZERO)
 
     @lineless_device
@@ -152,6 +156,8 @@ def product(packing, row_groups, half):
             pairs = tuple(ptx.shared_x2(u32(scales + r * tile_bytes + g * 8)) for r in static_range(TILES))
         else:
             fours = tuple(ptx.shared_x4(u32(scales + r * tile_bytes + g * 16)) for r in static_range(TILES))
+            if half:
+                fours = tuple(tuple(micro_pair(fours[r][i], t) for i in static_range(4)) for r in static_range(TILES))
         for b in static_range(4):
             if eight:
                 words = tuple(ptx.shared_x4(u32(plane + (r * tile_bytes + b * 512))) for r in static_range(TILES))
@@ -176,7 +182,13 @@ def product(packing, row_groups, half):
                                                ptx.shift_right_pair(highs[e][other(b, s, i)], highs[e][other(b, s, i)],
                                                                     -sign_left(b, s, i)) & SIGN)
                                     for i in static_range(4)) for e in static_range(TILES))
-                if block == 16:
+                if block == 16 and half and b % 2:
+                    a = tuple(tuple(ptx.mul_f16x2_high(a[e][i], fours[e][i % 2 * 2 + b // 2]) for i in static_range(4))
+                              for e in static_range(TILES))
+                elif block == 16 and half:
+                    a = tuple(tuple(ptx.mul_f16x2_low(a[e][i], fours[e][i % 2 * 2 + b // 2]) for i in static_range(4))
+                              for e in static_range(TILES))
+                elif block == 16:
                     a = tuple(tuple(times(a[e][i], micro_scale(fours[e][i % 2 * 2 + b // 2], b % 2 * 16 + (t >> 1) * 8))
                                     for i in static_range(4)) for e in static_range(TILES))
                 c = tuple(mma(a[e // row_groups], (xs[e % row_groups][2 * s], xs[e % row_groups][2 * s + 1]), c[e])

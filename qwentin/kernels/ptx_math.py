@@ -50,6 +50,9 @@ f16 = pure("cvt.rn.f16.f32 <d>, <a>;", u16, a=f32)
 f32_f16 = pure("cvt.f32.f16 <d>, <a>;", f32, a=u16)
 f32x2_f16x2 = pure("{ .reg .b16 l, h; mov.b32 {l, h}, <a>; cvt.f32.f16 <d.0>, l; cvt.f32.f16 <d.1>, h; }", f32x2, a=u32)
 mul_f16x2 = pure("mul.rn.f16x2 <d>, <a>, <b>;", u32, a=u32, b=u32)
+mul_f16x2_low, mul_f16x2_high = (                       # by one half of b, twice: an operand's modifier, no instruction
+    pure("{ .reg .b16 l, h; .reg .b32 two; mov.b32 {l, h}, <b>; mov.b32 two, {" + f"{half}, {half}" + "}; "
+         "mul.rn.f16x2 <d>, <a>, two; }", u32, a=u32, b=u32) for half in "lh")
 fma_f16x2 = pure("fma.rn.f16x2 <d>, <a>, <b>, <c>;", u32, a=u32, b=u32, c=u32)
 fma_bf16x2 = pure("fma.rn.bf16x2 <d>, <a>, <b>, <c>;", u32, a=u32, b=u32, c=u32)
 
