@@ -23,7 +23,6 @@ log = logging.getLogger("qwentin.towers")
 
 GIB = 1 << 30
 OLDEST = (8, 0)                 # compute capability: mma.sync m16n8k16, cp.async
-ROUNDS_SHARE = 64               # of the device's memory, at most one part in so many holds rows between rounds
 
 
 @dataclass
@@ -120,7 +119,6 @@ def on_device(config, checkpoint, valid, backend, free):
     reckon = lambda pages, active: memory.needed(checkpoint, backend.multiprocessors, backend.shared,
                                                  **{**shape, "pages": pages, "active": active})
     one = reckon(1, 1)
-    shape["active"] = max(1, min(config.max_seqs, free // ROUNDS_SHARE // one["rounds"]))
     least = pages_for(config.context_window(model))
     rest = sum(reckon(least, shape["active"]).values()) - least * one["KV"] + CONTEXT
     fit = int(free - rest) // one["KV"]

@@ -61,6 +61,16 @@ def test_the_slot_that_waits_longest_makes_room():
     assert [slot for slot, _ in settled] == [1, 2]
 
 
+def test_an_open_tree_is_not_dropped_to_make_room():
+    settled = []
+    ledger = Ledger(2, lambda slot: settled.append((slot, ledger.close(slot))))
+    for slot, committed in ((0, False), (1, True)):
+        ledger.begin(slot, (), {slot})
+        ledger.end(slot, 3, committed)
+    ledger.begin(2, (), {2})
+    assert settled == [(1, (2, (0, 1, 2)))] and 0 in ledger.debts
+
+
 def test_an_undecided_tree_is_dropped():
     ledger = Ledger(1, None)
     ledger.begin(0, (), {0})

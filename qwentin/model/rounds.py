@@ -5,8 +5,8 @@
 
 The recurrent state lags: rows of a round lie in an entry of the pools, and the slot's next round replays those that were
 accepted before it adds its own; the convolution's window lies in the entry too (kernels/plan.py). Ledger remembers for each
-slot which entry that is. A slot has a pair of entries, one to read and one to write; there are `pairs` of them, and a slot
-that waits longest is settled to free one.
+slot which entry that is. A slot has a pair of entries, one to read and one to write; there are `pairs` of them, at least as
+many as sequences run, and of the slots without an open tree the one that waits longest is settled to free one.
 
 Who calls: model/cuda.py. Proven by tests/test_rounds.py.
 """
@@ -86,7 +86,9 @@ class Ledger:
 
     def pair(self, company):
         if not self.free:
-            self.settle(next(slot for slot in self.debts if slot not in company))
+            waiting = [slot for slot, debt in self.debts.items() if debt.committed and slot not in company]
+            assert waiting, "as many pairs as sequences run: an open tree is never dropped to make room"
+            self.settle(waiting[0])
         return self.free.pop()
 
     def end(self, slot: int, rows: int, committed: bool) -> None:
