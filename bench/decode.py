@@ -1,6 +1,7 @@
 """Decode speed of the numpy tower: tokens per second of one sequence, and of several at once, at a few depths.
 
     python bench/decode.py [--model DIR] [--tokens 128]
+    python bench/decode.py --shape 27b --synthetic          on a GPU, the CUDA tower: decode_cuda.py, which has more options
 
 Times `forward` alone (no sampling, no HTTP). Prints a table, then one JSON line. The floor printed beside it is the time
 to read every float32 weight of a step once at the machine's own streaming rate, measured in the same run.
@@ -8,6 +9,7 @@ to read every float32 weight of a step once at the machine's own streaming rate,
 import argparse
 import json
 import statistics
+import sys
 import time
 
 import numpy as np
@@ -48,6 +50,10 @@ def main():
     parser.add_argument("--model", default=str(nano.DIRECTORY))
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=0)
+    if "--synthetic" in sys.argv[1:]:
+        import decode_cuda          # with numba and a GPU
+        decode_cuda.main()
+        return
     options = parser.parse_args()
     tune_process(options.threads)
     checkpoint = open_checkpoint(options.model)
