@@ -50,10 +50,7 @@ def launch(stream, w, x, out, work, n, packing, blocks, alpha=None, bulk=True, d
     groups = strips.groups_of(rows)
     made = build(packing, groups, format_of("x", x, "f16", "bf16"), format_of("out", out, "f32", "f16", "bf16"), bulk,
                  strips.depth_for(packing, groups, 2048 * groups, shared))
-    if rows:
-        pieces = w.shape[0] * w.shape[1]
-        stream.launch(made, min(blocks, pieces), w, x, 0, 0 if alpha is None else alpha, out, work, rows, n,
-                      out.shape[1], k // 128, pieces, dependent=dependent)
+    strips.queue(stream, made, w, x, 0, 0 if alpha is None else alpha, out, work, rows, n, k, blocks, dependent)
 
 
 def ref(w, x, work, n, packing, alpha):

@@ -159,10 +159,7 @@ def launch(stream, w, x, x_scale, out, work, n, packing, blocks, dependent=None,
     groups = strips.groups_of(rows)
     made = build(packing, groups, format_of("out", out, "f32", "f16", "bf16"), True,
                  strips.depth_for(packing, groups, 1056 * groups, shared))
-    if rows:
-        pieces = w.shape[0] * w.shape[1]
-        stream.launch(made, min(blocks, pieces), w, x, x_scale, 0, out, work, rows, n, out.shape[1],
-                      k // 128, pieces, dependent=dependent)
+    strips.queue(stream, made, w, x, x_scale, 0, out, work, rows, n, k, blocks, dependent)
 
 
 # As in gemv; the instruction's own sums run over 32 inputs, and without a block's scale over all of a strip.

@@ -64,6 +64,14 @@ def workspace(rows, blocks):
     return np.full(blocks * PARTS * TILES * groups_of(rows) * 128, EMPTY, np.uint32)
 
 
+def queue(stream, made, w, x, x_scales, alpha, out, work, rows, n, k, blocks, dependent):
+    """Queue a kernel of `build` on a stream; no more blocks than there are pieces. Nothing for no rows."""
+    if rows:
+        pieces = w.shape[0] * w.shape[1]
+        stream.launch(made, min(blocks, pieces), w, x, x_scales, alpha, out, work, rows, n, out.shape[1], k // packed.DEPTH,
+                      pieces, dependent=dependent)
+
+
 @lineless_device
 def wait(bar, parity):
     """Until the phase of an mbarrier is over."""
