@@ -116,21 +116,20 @@ def on_device(config, checkpoint, valid, backend, free):
     model = checkpoint.config
     kept = config.kept_states(model)
     shape = dict(slots=config.max_seqs + kept, has_mtp=checkpoint.has_mtp, kv=config.kv, active=config.max_seqs)
-    reckon = lambda pages, active: memory.needed(checkpoint, backend.multiprocessors, backend.shared,
-                                                 **{**shape, "pages": pages, "active": active})
-    one = reckon(1, 1)
+    reckon = lambda pages: memory.needed(checkpoint, backend.multiprocessors, backend.shared, **shape, pages=pages)
     least = pages_for(config.context_window(model))
-    rest = sum(reckon(least, shape["active"]).values()) - least * one["KV"] + CONTEXT
-    fit = int(free - rest) // one["KV"]
+    needed = reckon(least)
+    page = needed["KV"] // least
+    rest = sum(needed.values()) - needed["KV"] + CONTEXT
+    fit = int(free - rest) // page
     if fit < least:
         raise ConfigError(f"{backend.name} has {free / GIB:.2f} GiB free and {checkpoint.directory} needs {rest / GIB:.2f} "
                           f"besides its KV cache: a context of {max(fit, 0) * PAGE} tokens would fit, {least * PAGE} were "
                           "asked for; lower --max-model-len, --max-seqs or --cache-mib, take --kv e4m3, or convert to "
                           "smaller weights.")
     pages = min(pages_for(config.kv_rows(model)), fit)
-    shape["pages"] = pages
-    tower = CudaTower(model, Source(checkpoint, backend), **shape, valid=valid)
-    return Placed(tower, pages, shape["slots"], kept, backend.name, reckon(pages, shape["active"]))
+    tower = CudaTower(model, Source(checkpoint, backend), **shape, pages=pages, valid=valid)
+    return Placed(tower, pages, shape["slots"], kept, backend.name, reckon(pages))
 
 
 PLACES = {"cpu": on_cpu, "cuda": on_gpu, "emulator": on_emulator}

@@ -52,7 +52,7 @@ class GpuBackend:
         array.download(into, self.stream)
 
     def fill(self, array, values):
-        """Copy a host array in, now; through pinned memory in pieces, so that reading a file and the bus overlap."""
+        """Copy a host array in, now."""
         array.upload(values)
 
     def copy(self, target, source):

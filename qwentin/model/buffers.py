@@ -90,10 +90,9 @@ class Scratch:
         self.backend, self.config, self.kv_format = backend, config, kv_format
         c, T = config, ROWS
         H, G, Nk, Nv = c.num_attention_heads, c.num_key_value_heads, c.linear_num_key_heads, c.linear_num_value_heads
-        self.largest = Bucket.of(ROWS, ROWS, ROWS, ROWS, pages, True)
-        self.count = self.largest.places()[1]
-        self.staging = backend.staging((self.count,), np.int32)
-        self.integers = backend.zeros((self.count * 4,), np.uint8)
+        _, count = Bucket.of(ROWS, ROWS, ROWS, ROWS, pages, True).places()
+        self.staging = backend.staging((count,), np.int32)
+        self.integers = backend.zeros((count * 4,), np.uint8)
         D, F, V, gates = c.hidden_size, c.intermediate_size, c.vocab_size, -(-terms.MOST * 2 * Nv // 16) * 16
         f32, f16 = np.float32, np.float16
         self.shapes = dict(

@@ -56,7 +56,7 @@ class Layer:
 class CudaTower:
     """`pages` pages of KV and `slots` recurrent states on `backend`, weights from `source` (matrix.Source).
 
-    active: sequences that may have rows between two rounds without paying for it; kv: format of the pages.
+    active: how many sequences run at once, at most: each may have rows that its state lags behind; kv: format of the pages.
     """
 
     def __init__(self, config, source, pages, slots, has_mtp=True, kv="bf16", active=16, valid=None):
