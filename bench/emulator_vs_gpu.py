@@ -1,18 +1,22 @@
 """The emulator against hardware: every kernel and case on the GPU and in the emulator from the same PTX.
 
-    python bench/emulator_vs_gpu.py [KERNEL ...] [--time]
+    python bench/emulator_vs_gpu.py [KERNEL ...] [--jobs N] [--time]
 
 Each case runs three ways: on the GPU, in the emulator (PTX compiled for the GPU's own chip), and as the float64 reference.
 Integer outputs must be equal bit for bit. Float outputs must be within the module's own derived tolerance of the reference
 on both; the table gives how far the two are apart, in units in the last place of the output's format: the emulator sums an
 mma in float64 and rounds once, hardware truncates inside the sum, and its approximate functions differ in the last bits. A
 second number excludes values smaller than 1/1000 of the output's largest, where a sum of large terms cancels and an ulp
-means little. --time adds the time of each kernel's first case (lab.time) in the same call. Prints a table, then one JSON
-line.
+means little. --jobs spreads the cases over so many processes: emulating takes nearly all the time. --time adds the time of
+each kernel's first case (lab.time), alone on the GPU afterwards. Prints a row a case, the table of kernels that RESULTS.md
+keeps, and one JSON line.
 """
 import argparse
+import functools
 import json
+import multiprocessing
 import sys
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
@@ -54,28 +58,58 @@ def compare_case(module, case, gpu, emulator):
                    differ=differ, ulp=far, ulp_that_matters=matters, ok=right and not (output.exact and differ))
 
 
+@functools.cache
+def both():
+    """(GPU, emulator of its chip) of this process."""
+    gpu = machines.Gpu(Device.open())
+    return gpu, machines.Emulator(gpu.chip)
+
+
+def compared(job):
+    """All rows of (kernel name, number of its case)."""
+    module = kernel_module(job[0])
+    return list(compare_case(module, module.CASES[job[1]], *both()))
+
+
+def summary(rows):
+    """Markdown, one line for each kernel, output and format."""
+    yield "| kernel | cases | output, format | elements | differ | max ulp | max ulp, values above 1/1000 of the largest |"
+    yield "|---|---|---|---|---|---|---|"
+    groups = {}
+    for row in rows:
+        groups.setdefault((row["kernel"], row["output"], row["dtype"]), []).append(row)
+    for (kernel, output, dtype), some in groups.items():
+        elements, differ = (sum(row[name] for row in some) for name in ("elements", "differ"))
+        far, matters = (max(row[name] for row in some) for name in ("ulp", "ulp_that_matters"))
+        cases = len({row["case"] for row in rows if row["kernel"] == kernel})
+        yield f"| {kernel} | {cases} | {output}, {dtype} | {elements:,} | {differ:,} | {far:,} | {matters:,} |"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", default=[])
+    parser.add_argument("--jobs", type=int, default=1, metavar="N")
     parser.add_argument("--time", action="store_true")
     options = parser.parse_args()
-    gpu = machines.Gpu(Device.open())
-    emulator, rows, times = machines.Emulator(gpu.chip), [], []
-    print(f"{'kernel':<14}{'output':<10}{'dtype':<9}{'elements':>9}{'differ':>8}{'ulp':>9}{'matters':>9}  case")
-    for module in map(kernel_module, options.kernels or ALL):
-        if not (lab.portable(module) or gpu.chip in module.SASS):
-            print(f"{lab.name_of(module):<14}has no form for {gpu.chip}")
-            continue
-        for case in module.CASES:
-            for row in compare_case(module, case, gpu, emulator):
+    chip, jobs, rows = both()[0].chip, [], []
+    for name in options.kernels or ALL:
+        module = kernel_module(name)
+        if lab.portable(module) or chip in module.SASS:
+            jobs += [(name, i) for i in range(len(module.CASES))]
+        else:
+            print(f"{name:<18}has no form for {chip}")
+    print(f"{'kernel':<18}{'output':<10}{'dtype':<9}{'elements':>9}{'differ':>8}{'ulp':>9}{'matters':>9}  case")
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        for found in pool.map(compared, jobs):
+            for row in found:
                 rows.append(row)
-                print(f"{row['kernel']:<14}{row['output']:<10}{row['dtype']:<9}{row['elements']:>9}{row['differ']:>8}"
+                print(f"{row['kernel']:<18}{row['output']:<10}{row['dtype']:<9}{row['elements']:>9}{row['differ']:>8}"
                       f"{row['ulp']:>9}{row['ulp_that_matters']:>9}  {row['case']}{'' if row['ok'] else '   WRONG'}",
                       flush=True)
-        if options.time:
-            times.append(repr(lab.time(module, gpu, **module.CASES[0])))
-    print("\n".join(times))
-    print(json.dumps(dict(bench="emulator_vs_gpu", device=gpu.name, rows=rows, times=times)))
+    names = dict.fromkeys(name for name, _ in jobs) if options.time else ()
+    times = [repr(lab.time(module, both()[0], **module.CASES[0])) for module in map(kernel_module, names)]
+    print("\n".join([*summary(rows), *times]))
+    print(json.dumps(dict(bench="emulator_vs_gpu", device=both()[0].name, rows=rows, times=times)))
     return 0 if all(row["ok"] for row in rows) else 1
 
 
