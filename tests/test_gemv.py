@@ -11,7 +11,7 @@ def block_scaled(codes, scales, x, x_scale, packing):
     arguments = dict(w=packed.pack(packing, codes, scales), x=packed.byte_order(x), x_scale=x_scale,
                      out=np.empty((rows, n), np.float32), work=strips.workspace(rows, 1), n=n, packing=packing, blocks=1)
     got = lab.run(gemv_sm120a, arguments, machines.Emulator("sm_120a"))["out"]
-    weights = packed.decode(packing, arguments["w"], n).astype(np.float64)
+    weights = packing.codes.decode(codes).astype(np.float64) * np.repeat(numerics.decode_ue8m0(scales), 32, axis=1)
     activations = numerics.E4M3.decode(x).astype(np.float64) * np.repeat(numerics.decode_ue8m0(x_scale), 32, axis=1)
     return got, activations @ weights.T
 
