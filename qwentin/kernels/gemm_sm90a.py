@@ -95,7 +95,8 @@ def build(out_format):
     def fetch(ring, bars, x, x_scale, w, w_scale, m_tiles, n_tiles, deep, lane):
         """The fetching warp: all stages of all the block's tiles."""
         slot, parity = u32(0), u32(1)
-        for tile in range(ptx.block_x(), m_tiles * n_tiles, ptx.blocks_x()):
+        tile = ptx.block_x()
+        while tile < m_tiles * n_tiles:
             m, n = u32(tile % m_tiles), u32(tile // m_tiles)
             for b in range(deep):
                 full, to = u32(bars + slot * 8), u32(ring + slot * STAGE)
@@ -110,6 +111,7 @@ def build(out_format):
                 slot = u32(slot + 1)
                 if slot == STAGES:
                     slot, parity = u32(0), u32(parity ^ 1)
+            tile = u32(tile + ptx.blocks_x())
 
     @lineless_device
     def product(stage, group):
@@ -164,7 +166,9 @@ def build(out_format):
         else:
             group, slot, parity = u32(warp // 4), u32(0), u32(0)
             row = u32(group * 64 + warp % 4 * 16 + lane // 4)
-            for tile in range(ptx.block_x(), m_tiles * n_tiles, ptx.blocks_x()):
+            tile = ptx.block_x()
+            # no range: one of unknown step divides in 64 bits, a call, and beside a call ptxas serialises all wgmma
+            while tile < m_tiles * n_tiles:
                 total = (0.0,) * SUMS
                 for b in range(deep):
                     full, stage = u32(bars + slot * 8), u32(ring + slot * STAGE)
@@ -180,6 +184,7 @@ def build(out_format):
                     if slot == STAGES:
                         slot, parity = u32(0), u32(parity ^ 1)
                 write(out, total, u32(tile % m_tiles * TILE + row), u32(tile // m_tiles * TILE + lane % 4 * 2), rows, n)
+                tile = u32(tile + ptx.blocks_x())
     return gemm_sm90a
 
 
