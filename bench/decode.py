@@ -59,7 +59,7 @@ def main():
     checkpoint = open_checkpoint(options.model)
     tower = CpuTower(checkpoint, pages=16 * pages_for(4096 + options.tokens) + 1, slots=16)
     ids = np.random.default_rng(0).integers(0, checkpoint.config.vocab_size, 8192)
-    read = tower.weight_bytes() - tower.embed.nbytes * (tower.head is not tower.embed)
+    read = tower.weight_bytes() - tower.embed.nbytes
     rate = streaming_rate()
     print(describe())
     print(f"weights read by a step: {read / 1e6:.1f} MB float32; streaming read {rate / 1e9:.1f} GB/s; "

@@ -42,12 +42,12 @@ def main():
     parser.add_argument("--chunk", type=int, default=512)
     parser.add_argument("--threads", type=int, default=0)
     options = parser.parse_args()
-    tune_process(options.threads)
+    threads = tune_process(options.threads)
     checkpoint = open_checkpoint(options.model)
     c = checkpoint.config
-    tower = CpuTower(checkpoint, pages=pages_for(max(LENGTHS)), slots=1)
+    tower = CpuTower(checkpoint, pages=pages_for(max(LENGTHS)), slots=1, threads=threads)
     ids = np.random.default_rng(0).integers(0, c.vocab_size, max(LENGTHS)).astype(np.int32)
-    per_token = 2 * (tower.weight_bytes() - tower.embed.nbytes - tower.head.nbytes * (tower.head is not tower.embed)) // 4
+    per_token = 2 * (tower.weight_bytes() - tower.embed.nbytes - tower.head.nbytes) // 4
     rate = matmul_rate()
     print(describe())
     print(f"dense products: {per_token / 1e6:.1f} MFLOP a token; plain matrix product {rate / 1e9:.0f} GFLOP/s; "

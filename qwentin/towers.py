@@ -87,8 +87,7 @@ def usable(device) -> bool:
 def on_cpu(config, checkpoint, valid):
     model = checkpoint.config
     pages, kept = pages_for(config.kv_rows(model)), config.kept_states(model)
-    tune_process(config.threads)
-    tower = CpuTower(checkpoint, pages, config.max_seqs + kept)
+    tower = CpuTower(checkpoint, pages, config.max_seqs + kept, tune_process(config.threads))
     memory = {"weights": tower.weight_bytes(), "KV": tower.kv.nbytes, "state": tower.S.nbytes + tower.window.nbytes}
     return Placed(tower, pages, config.max_seqs + kept, kept, "cpu (numpy)", memory)
 

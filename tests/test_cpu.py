@@ -176,7 +176,7 @@ def test_attention_in_blocks(monkeypatch, tower):
     """Scores are held in blocks of bounded size; any size gives the same.
 
     Tolerance 1e-5: scores reach 25, where a float32 is 2e-6 coarse, and a weight's relative error is its score's."""
-    import qwentin.model.cpu as cpu
+    import qwentin.model.cpu_attention as cpu
     rng = np.random.default_rng(3)
     q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((9, 6, 32), (50, 2, 32), (50, 2, 32)))
     mask = np.tril(np.ones((9, 9), bool))

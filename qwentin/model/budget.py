@@ -98,8 +98,8 @@ def working(config: ModelConfig, kind: str, rows: int, slots: int, has_mtp: bool
 
 
 def float32_weights(config: ModelConfig, has_mtp: bool) -> dict[str, int]:
-    """What the numpy tower holds."""
-    out = {"weights": 0, "MTP head": 0}
+    """What the numpy tower holds; a head that is the embedding is kept a second time, in panels."""
+    out = {"weights": 4 * config.vocab_size * config.hidden_size * config.tie_word_embeddings, "MTP head": 0}
     for name, shape in names.expected(config).items():
         out["MTP head" if names.is_mtp(name) else "weights"] += 4 * math.prod(shape)
     return out if has_mtp else {"weights": out["weights"]}

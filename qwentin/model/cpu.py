@@ -12,6 +12,7 @@ Who calls: engine.py. Proven by tests/test_cpu.py against vectors made with tran
 """
 import ctypes
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 
 import numpy as np
@@ -20,11 +21,13 @@ from tqdm import tqdm
 
 from ..kvpool import PAGE
 from ..step import Output, Step, ancestors
-from .cpu_delta import causal_conv, delta_chunked, delta_replay, delta_step, delta_tree
+from .cpu_attention import attend, attend_few, read_rows, write_rows
+from .cpu_delta import causal_conv, delta_chunked, delta_replay, delta_step, delta_tree, replay_stepwise, tree_stepwise
 from .cpu_weights import DeltaNet, read_draft_head, read_layer
+from .panels import Panels
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3     # malloc.h
-QUERIES = 128               # rows of attention scored at once: bounds the scratch, and the causal triangle is cut in steps
+FEW = 32                    # rows of a draft tree at most: those attend in the form whose bits do not depend on the tree
 
 
 def sigmoid(x):
@@ -49,27 +52,33 @@ def l2_unit(x):
     return x * (1.0 / np.sqrt(np.einsum("...d,...d->...", x, x)[..., None] + np.float32(1e-6)))
 
 
-def tune_process(threads: int) -> None:
-    """Set what numpy's speed depends on for the whole process; nothing here changes a result.
+def tune_process(threads: int) -> int:
+    """Set what numpy's speed depends on for the whole process; nothing here changes a result. Returns the threads.
 
-    threads: BLAS threads. 0 takes one for each usable core, at most 4: beyond that they wait for each other longer than the
-    products of a small model take.
+    threads: of BLAS and of a tower's own products. 0 takes one for each usable core, at most 4: beyond that they wait for
+    each other longer than the products of a small model take.
     Freed memory is kept for the next step instead of going back to the system: fresh pages cost a prefill 40 % of its time.
     """
-    threadpool_limits(threads or min(4, len(os.sched_getaffinity(0))), "blas")
+    threads = threads or min(4, len(os.sched_getaffinity(0)))
+    threadpool_limits(threads, "blas")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)       # glibc's; other C libraries go without
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 1 << 25)
         mallopt(M_TRIM_THRESHOLD, 1 << 30)
+    return threads
 
 
 class CpuTower:
-    """`pages` pages of KV and `slots` recurrent states for the model of `checkpoint` (model/weights.py)."""
+    """`pages` pages of KV and `slots` recurrent states for the model of `checkpoint` (model/weights.py).
 
-    def __init__(self, checkpoint, pages: int, slots: int):
-        c = self.config = checkpoint.config
+    stepwise: a tree's rows and their replay take the delta rule a token at a time, as plain decoding does: what a sequence
+    leaves behind is then that of plain decoding to the last bit, for twice a round's time. Otherwise to rounding."""
+
+    def __init__(self, checkpoint, pages: int, slots: int, threads: int = 1, stepwise: bool = False):
+        c, self.stepwise = checkpoint.config, stepwise
+        self.config, self.workers = c, ThreadPoolExecutor(threads) if threads > 1 else None
         self.embed = checkpoint.f32("model.embed_tokens.weight")
-        self.head = self.embed if c.tie_word_embeddings else checkpoint.f32("lm_head.weight")
+        self.head = Panels(self.embed if c.tie_word_embeddings else checkpoint.f32("lm_head.weight"))
         self.norm = 1 + checkpoint.f32("model.norm.weight")
         kinds = tqdm(c.layer_types, desc="loading", unit="layer", leave=False, disable=None)    # silent without a terminal
         self.layers = [read_layer(checkpoint, f"model.layers.{i}.", kind) for i, kind in enumerate(kinds)]
@@ -122,7 +131,7 @@ class CpuTower:
 
     def weight_bytes(self) -> int:
         """Bytes of the main model's weights, the draft head not counted."""
-        arrays = [self.embed, self.norm, *([] if self.head is self.embed else [self.head])]
+        arrays = [self.embed, self.norm, self.head]
         for layer in self.layers:
             arrays += [getattr(layer, f.name) for f in fields(layer) if f.name != "mixer"]
             arrays += [getattr(layer.mixer, f.name) for f in fields(layer.mixer)]
@@ -157,23 +166,23 @@ class CpuTower:
         m, eps = self.mtp, self.config.rms_norm_eps
         pair = np.concatenate([rms_unit(self.embed[step.tokens], eps) * m.norm_embedding,
                                rms_unit(hidden, eps) * m.norm_hidden], -1)
-        x = pair @ m.fc.T
+        x = m.fc(pair, self.workers)
         cos, sin = self.rope_table(step.positions)
         y = x[step.outputs]
         y += self.attention(rms_unit(x, eps) * m.layer.norm_in, m.layer.mixer, step, len(self.kv[0]) - 1, cos, sin,
                             step.outputs)
         y += self.mlp(y, m.layer)
         x[step.outputs] = y = rms_unit(y, eps) * m.norm
-        return Output(y @ self.head.T, x if step.hidden else None)
+        return Output(self.head(y), x if step.hidden else None)
 
     def read_out(self, hidden, norm, step) -> Output:
         rows = rms_unit(hidden if step.hidden else hidden[step.outputs], self.config.rms_norm_eps) * norm
-        return Output((rows[step.outputs] if step.hidden else rows) @ self.head.T, rows if step.hidden else None)
+        return Output(self.head(rows[step.outputs] if step.hidden else rows, self.workers), rows if step.hidden else None)
 
     def mlp(self, hidden, layer):
-        gate_up = (rms_unit(hidden, self.config.rms_norm_eps) * layer.norm_post) @ layer.gate_up.T
+        gate_up = layer.gate_up(rms_unit(hidden, self.config.rms_norm_eps) * layer.norm_post, self.workers)
         F = self.config.intermediate_size
-        return (silu(gate_up[:, :F]) * gate_up[:, F:]) @ layer.down.T
+        return layer.down(silu(gate_up[:, :F]) * gate_up[:, F:], self.workers)
 
     # ------------------------------------------------------------------ full attention
     def rope_table(self, positions):
@@ -191,8 +200,8 @@ class CpuTower:
         """Of rows x, those of `wanted` (ascending) attend; all leave key and value. Returns what is added to the wanted."""
         c, T, eps = self.config, len(x), self.config.rms_norm_eps
         H, G, hd = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        qg = (x[wanted] @ w.qkv[:2 * H * hd].T).reshape(-1, 2 * H, hd)      # [q, gate of head 0 | of head 1 ...]
-        kv = (x @ w.qkv[2 * H * hd:].T).reshape(T, 2 * G, hd)               # [k | v]
+        qg = w.qg(x[wanted], self.workers).reshape(-1, 2 * H, hd)           # [q, gate of head 0 | of head 1 ...]
+        kv = w.kv(x, self.workers).reshape(T, 2 * G, hd)                    # [k | v]
         q, gate, k, v = qg[:, ::2], qg[:, 1::2], kv[:, :G], kv[:, G:]
         q = self.rotate(rms_unit(q, eps) * w.q_norm, cos[wanted], sin[wanted]) * np.float32(hd ** -0.5)
         k = self.rotate(rms_unit(k, eps) * w.k_norm, cos, sin)
@@ -204,14 +213,18 @@ class CpuTower:
             write_rows(self.kv[:, layer], pages, length, k[rows], v[rows])
             mine = slice(*np.searchsorted(which, (rows.start, rows.stop)))
             keys, values = read_rows(self.kv[:, layer], pages, length + rows.stop - rows.start)
-            out[mine] = attend(q[mine], keys, values, ancestors(step.parents[rows])[which[mine] - rows.start])
-        return (out * sigmoid(gate)).reshape(len(q), H * hd) @ w.out.T
+            parents, asking = step.parents[rows], which[mine] - rows.start
+            if len(asking) > FEW:
+                out[mine] = attend(q[mine], keys, values, ancestors(parents)[asking])
+            elif len(asking):
+                out[mine] = attend_few(q[mine], keys, values, parents, asking)
+        return w.out((out * sigmoid(gate)).reshape(len(q), H * hd), self.workers)
 
     # ------------------------------------------------------------------ gated delta net
     def delta_net(self, x, w, step, layer):
         c, T = self.config, len(x)
         Nv, dv, C = c.linear_num_value_heads, c.linear_value_head_dim, c.conv_channels
-        into = x @ w.into.T                                     # [mix | z | b | a]
+        into = w.into(x, self.workers)                          # [mix | z | b | a]
         mix, z, b, a = into[:, :C], into[:, C:-2 * Nv], into[:, -2 * Nv:-Nv], into[:, -Nv:]
         beta, g = sigmoid(b), w.decay * softplus(a + w.dt_bias)
         out = np.empty((T, Nv, dv), np.float32)
@@ -219,7 +232,7 @@ class CpuTower:
             rows, slot = step.span(r), int(step.slots[r])
             out[rows] = self.mix_sequence(mix[rows], g[rows], beta[rows], w, step, r, layer, slot)
         out = rms_unit(out, c.rms_norm_eps) * w.norm * silu(z.reshape(T, Nv, dv))
-        return out.reshape(T, Nv * dv) @ w.out.T
+        return w.out(out.reshape(T, Nv * dv), self.workers)
 
     def mix_sequence(self, mix, g, beta, w, step, r, layer, slot):
         """Convolution and delta rule of one sequence; commits its rows or keeps them for replay. Returns o [t, Nv, dv]."""
@@ -233,6 +246,8 @@ class CpuTower:
         parents = step.parents[step.span(r)]
         q, k, v = self.split_heads(silu(causal_conv(window, mix, w.conv, parents)))
         self.replay.setdefault(slot, []).append((mix, k, v, g, beta))
+        if self.stepwise:
+            return tree_stepwise(q, k, v, g, beta, S, parents)
         return delta_tree(q, k, v, g, beta, S, ancestors(parents))
 
     def split_heads(self, y):
@@ -258,42 +273,4 @@ class CpuTower:
         mix, k, v, g, beta = (np.stack([x[accepted] for x in layers]) for layers in zip(*saved))
         window = self.window[:, slot]
         window[:] = np.concatenate([window, mix], 1)[:, -window.shape[1]:]
-        delta_replay(k, v, g, beta, self.S[:, slot])
-
-
-def attend(q, keys, values, mask):
-    """Grouped-query attention of n scaled queries. q [n, H, hd]; keys and values [L, G, hd], the last t of them the step's
-    own rows, which mask bool [n, t] restricts; if n = t, to the diagonal and below. Returns [n, H, hd]."""
-    (rows, t), (_, H, hd) = mask.shape, q.shape
-    past, G = len(keys) - t, keys.shape[1]
-    out = np.empty((rows, H, hd), np.float32)
-    kt, vt = keys.transpose(1, 2, 0), values.transpose(1, 0, 2)         # [G, hd, L], [G, L, hd]
-    for i in range(0, rows, QUERIES):
-        end = min(i + QUERIES, rows)
-        n, seen = end - i, past + (end if rows == t else t)             # later keys are nobody's ancestors
-        some = q[i:end].reshape(n, G, H // G, hd).transpose(1, 2, 0, 3).reshape(G, -1, hd)
-        scores = (some @ kt[:, :, :seen]).reshape(G, H // G, n, seen)
-        if t > 1:
-            scores[..., past:] += np.where(mask[i:end, :seen - past], np.float32(0), np.float32(-np.inf))
-        scores -= scores.max(-1, keepdims=True)
-        np.exp(scores, out=scores)
-        scores /= scores.sum(-1, keepdims=True)
-        o = (scores.reshape(G, -1, seen) @ vt[:, :seen]).reshape(G, H // G, n, hd)
-        out[i:end] = o.transpose(2, 0, 1, 3).reshape(n, H, hd)
-    return out
-
-
-def write_rows(kv, pages, start, k, v):
-    """Store rows k, v [t, G, hd] at token rows start... of a sequence. kv [2, P, 128, G, hd], pages i32 [B]."""
-    at = np.arange(start, start + len(k))
-    page, row = pages[at // PAGE], at % PAGE
-    kv[0, page, row], kv[1, page, row] = k, v
-
-
-def read_rows(kv, pages, count):
-    """The first `count` token rows of a sequence: keys and values [count, G, hd]; a view where its pages are neighbours."""
-    used = pages[:-(-count // PAGE)]
-    first = int(used[0])
-    neighbours = np.array_equal(used, np.arange(first, first + len(used)))
-    picked = kv[:, first:first + len(used)] if neighbours else kv[:, used]
-    return picked.reshape((2, -1) + kv.shape[3:])[:, :count]
+        (replay_stepwise if self.stepwise else delta_replay)(k, v, g, beta, self.S[:, slot])

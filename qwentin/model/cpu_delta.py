@@ -16,10 +16,15 @@ CHUNK = 32
 
 def delta_step(q, k, v, g, beta, S):
     """One token. q, k [H, dk], v [H, dv], g, beta [H]; S [H, dk, dv] is updated in place. Returns o [H, dv]."""
-    S *= np.exp(g)[:, None, None]
-    d = (v - (k[:, None, :] @ S)[:, 0]) * beta[:, None]
-    S += k[:, :, None] * d[:, None, :]
+    advance(k, v, g, beta, S)
     return (q[:, None, :] @ S)[:, 0]
+
+
+def advance(k, v, g, beta, S):
+    """delta_step without its output, for the states of several layers too: k [..., H, dk], S [..., H, dk, dv]."""
+    S *= np.exp(g)[..., None, None]
+    d = (v - (k[..., None, :] @ S)[..., 0, :]) * beta[..., None]
+    S += k[..., None] * d[..., None, :]
 
 
 def delta_block(q, k, v, g, beta, mask):
@@ -114,6 +119,21 @@ def delta_replay(k, v, g, beta, states):
         S += K[n].swapaxes(-1, -2) @ delta
 
 
+def tree_stepwise(q, k, v, g, beta, S, parents):
+    """delta_tree, a row at a time from its parent's state: the bits that delta_step gives along each path."""
+    out, states = np.empty_like(v), []
+    for i, parent in enumerate(parents):
+        states.append((states[parent] if parent >= 0 else S).copy())
+        out[i] = delta_step(q[i], k[i], v[i], g[i], beta[i], states[-1])
+    return out
+
+
+def replay_stepwise(k, v, g, beta, states):
+    """delta_replay, a token at a time."""
+    for i in range(k.shape[1]):
+        advance(k[:, i], v[:, i], g[:, i], beta[:, i], states)
+
+
 def conv_taps(parents, taps):
     """Where each row's convolution inputs lie in [window | rows]: i32 [T, taps], the current row last.
 
@@ -134,9 +154,8 @@ def causal_conv(window, mix, weight, parents=None):
     """
     taps, T = weight.shape[0], len(mix)
     joined = np.concatenate([window, mix])
-    if parents is None:
-        out = joined[:T] * weight[0]
-        for j in range(1, taps):
-            out += joined[j:j + T] * weight[j]
-        return out
-    return np.einsum("tjc,jc->tc", joined[conv_taps(parents, taps)], weight)
+    at = [slice(j, j + T) for j in range(taps)] if parents is None else conv_taps(parents, taps).T
+    out = joined[at[0]] * weight[0]
+    for j in range(1, taps):
+        out += joined[at[j]] * weight[j]
+    return out
