@@ -5,7 +5,7 @@
     partial  f32 [G, splits + R, M, 256]    o_s: sums of 2^(score - m_s) v over a share's keys. R sequences, M = rows H/G:
                                             piece s + r (shares.py) holds rows i of sequence r, at i H/G + h mod H/G
     stats    f32 [G, splits + R, M, 2]      (m_s, l_s): the largest score and the sum of weights; scores in powers of 2
-    qkv      f32 or bf16 [T, (2 H + 2 G) 256]    as in rope_append.py; head h's gate stands from column (2 h + 1) 256 on
+    qkv      f32, bf16 or f16 [T, (2 H + 2 G) 256]   as in rope_append.py; head h's gate stands from column (2 h + 1) 256 on
     starts   i32 or u32 [R + 1]             row t belongs to the sequence r with starts[r] <= t < starts[r + 1]
     lengths  i32 or u32 [R]                 with starts, they say which shares hold a piece of which sequence
     out      bf16, f16 or f32 [T, H, 256]   rows from starts[R] on are left alone
@@ -136,7 +136,7 @@ def launch(stream, partial, stats, qkv, starts, lengths, tile, v_scale, heads, o
     """Queue it on a stream; shapes and dtypes as in the module's docstring. tile: keys of a tile (shares.py)."""
     check(partial, stats, qkv, starts, lengths, heads, out)
     (groups, pieces, lines, _), sequences, rows = partial.shape, len(lengths), out.shape[0]
-    made = build(format_of("qkv", qkv, "f32", "bf16"), format_of("out", out, "bf16", "f16", "f32"))
+    made = build(format_of("qkv", qkv, "f32", "bf16", "f16"), format_of("out", out, "bf16", "f16", "f32"))
     if rows and sequences:
         stream.launch(made, (heads, rows, 1), partial, stats, qkv, starts, lengths, out, sequences, pieces - sequences,
                       lines, heads // groups, groups, tile, v_scale)
@@ -154,7 +154,7 @@ def check(partial, stats, qkv, starts, lengths, heads, out):
                                ("qkv", qkv, (rows, (2 * heads + 2 * groups) * HEAD)), ("out", out, (rows, heads, HEAD))):
         if tuple(array.shape) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
-    format_of("qkv", qkv, "f32", "bf16")
+    format_of("qkv", qkv, "f32", "bf16", "f16")
     format_of("out", out, "bf16", "f16", "f32")
 
 
