@@ -2,8 +2,8 @@
 
     out[t, n] = o[t, n] * rsqrt(mean(o[t, n]^2) + eps) * weight * silu(z[t, n]),  silu(x) = x / (1 + e^-x)
 
-    o          f32 [T, Nv, 128]
-    projected  f32 or bf16 [T, W]     z stands in columns `column` .. column + 128 Nv - 1; a multiple of 8, as W is
+    o          f32 or f16 [T, Nv, 128]
+    projected  f32, bf16 or f16 [T, W]     z stands in columns `column` .. column + 128 Nv - 1; a multiple of 8, as W is
     weight     f32 [128]              as it is, near 1: not the offset norm of rmsnorm
     out        bf16, f16 or f32 [T, Nv, 128]
 
@@ -36,15 +36,15 @@ OUTPUTS = {"out": Output(rtol=2.0 ** -17 + 2.0 ** -19, atol=1e-33)}
 def ref(o, projected, column, weight, eps):
     """The formula in float64; nothing is rounded."""
     z = projected[:, column:column + o.shape[1] * HEAD].reshape(o.shape)
-    z = (z if z.dtype == np.float32 else (z.astype(np.uint32) << 16).view(np.float32)).astype(np.float64)
+    z = ((z.astype(np.uint32) << 16).view(np.float32) if z.dtype == np.uint16 else z).astype(np.float64)
     o = o.astype(np.float64)
     return dict(out=o / np.sqrt((o * o).mean(-1, keepdims=True) + eps) * weight * (z / (1 + np.exp(-z))))
 
 
 @functools.cache
-def build(heads, columns, column, z_format, out_format):
+def build(heads, columns, column, o_format, z_format, out_format):
     """The kernel for Nv heads, W = columns of projected, z from `column` on."""
-    load, load_z, store = octet.load("f32"), octet.load(z_format), octet.store(out_format)
+    load, load_z, store = octet.load(o_format), octet.load(z_format), octet.store(out_format)
 
     @kernel(threads=HEADS * OCTETS)
     def gated_norm(o: u64, projected: u64, weight: u64, out: u64, eps: f32):
@@ -53,7 +53,7 @@ def build(heads, columns, column, z_format, out_format):
         head = min(mine, heads - 1)                                     # a ragged block's rest repeats the last head
         at = (row * heads + head) * OCTETS + lane
         ptx.launch_dependents()
-        w = load(weight, lane)
+        w = ptx.load_f32x4(weight + lane * 32) + ptx.load_f32x4(weight + lane * 32 + 16)
         ptx.wait_dependencies()
         x, z = load(o, at), load_z(projected, row * (columns // 8) + column // 8 + head * OCTETS + lane)
         total = 0.0
@@ -79,9 +79,9 @@ def launch(stream, o, projected, column, weight, out, eps):
     if projected.shape[0] != rows or columns % 8 or column % 8 or not 0 <= column <= columns - heads * HEAD:
         raise ValueError(f"projected must be [{rows}, W] and hold {heads * HEAD} columns from `column` on, both "
                          f"W and column multiples of 8, got {tuple(projected.shape)} and column {column}")
-    format_of("o", o, "f32"), format_of("weight", weight, "f32")
-    made = build(heads, columns, column, format_of("projected", projected, "f32", "bf16"),
-                 format_of("out", out, "bf16", "f16", "f32"))
+    format_of("weight", weight, "f32")
+    made = build(heads, columns, column, format_of("o", o, "f32", "f16"),
+                 format_of("projected", projected, "f32", "bf16", "f16"), format_of("out", out, "bf16", "f16", "f32"))
     if rows:
         stream.launch(made, (-(-heads // HEADS), rows, 1), o, projected, weight, out, eps)
 
@@ -91,21 +91,25 @@ CASES = (
     dict(rows=3, heads=6, column=1280, padding=16, projected="bf16", out="f16"),      # nano; ragged: 6 heads of 8
     dict(rows=1, heads=9, column=0, scale=60.0, out="f32"),            # far into both tails of the gate
     dict(rows=1, heads=1, column=8, padding=0),
+    dict(rows=2, heads=3, column=0, o="f16", projected="f16", out="f16"),       # behind delta_chunk
     dict(rows=0, heads=6, column=0),
 )
 
 
-def make(rng, rows=1, heads=48, column=10240, padding=96, projected="f32", out="bf16", scale=2.0):
+def make(rng, rows=1, heads=48, column=10240, padding=96, projected="f32", out="bf16", scale=2.0, o="f32"):
     """Named random arguments; formats by name. `padding`: columns behind z; a head of o is tiny, so that eps counts."""
     x = (rng.standard_normal((rows, column + heads * HEAD + padding)) * scale).astype(np.float32)
-    o = (rng.standard_normal((rows, heads, HEAD)) * 0.1).astype(np.float32)
-    o[:, -1] *= 1e-2
-    return dict(o=o, projected=(x.view(np.uint32) >> 16).astype(np.uint16) if projected == "bf16" else x, column=column,
+    values = (rng.standard_normal((rows, heads, HEAD)) * 0.1).astype(np.float32)
+    values[:, -1] *= 1e-2
+    x = (x.view(np.uint32) >> 16).astype(np.uint16) if projected == "bf16" else \
+        x.astype(np.float16) if projected == "f16" else x
+    return dict(o=values.astype({"f16": np.float16, "f32": np.float32}[o]), projected=x, column=column,
                 weight=rng.normal(0.9, 0.1, HEAD).astype(np.float32), eps=1e-6,
                 out=np.empty((rows, heads, HEAD), {"bf16": np.uint16, "f16": np.float16, "f32": np.float32}[out]))
 
 
-def cost(rows=1, heads=48, column=10240, padding=96, projected="f32", out="bf16", scale=2.0):
+def cost(rows=1, heads=48, column=10240, padding=96, projected="f32", out="bf16", scale=2.0, o="f32"):
     """Bytes that must move, and float operations."""
     size = {"bf16": 2, "f16": 2, "f32": 4}
-    return dict(bytes=rows * heads * HEAD * (4 + size[projected] + size[out]) + HEAD * 4, flops=rows * heads * HEAD * 9)
+    return dict(bytes=rows * heads * HEAD * (size[o] + size[projected] + size[out]) + HEAD * 4,
+                flops=rows * heads * HEAD * 9)
