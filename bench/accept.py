@@ -1,7 +1,6 @@
 """Speculation on the numpy tower: what it accepts, by depth and by kind of task, and what that is worth in time.
 
     python bench/accept.py                     speed, plain and with adaptive trees, by kind of task
-    python bench/accept.py --equal --at-once 8     every depth 0 .. 8, chains and trees, lookup or not: the same ids?
     python bench/accept.py --fixed --depth 8 --guesses 8 --width 1    chains of 8, whatever they cost
 
 Prompts: the 120 conversations of tests/data/eval.jsonl, to their end; 20 beginnings of the standard library's modules, which
@@ -80,6 +79,7 @@ class Asker:
     """One engine, asked one prompt after the other, or several at once."""
 
     def __init__(self, options, **fields):
+        self.options = options
         self.engine = Engine.load(EngineConfig(threads=options.threads, max_model_len=4096, max_seqs=options.at_once,
                                                kv_tokens=(1 + options.at_once) * 4096, cache_mib=0, **fields))
         self.engine.start()
@@ -101,34 +101,6 @@ def speculate(asker, options, plan=None, draft="auto"):
     """Give an asker's engine other drafters; it is idle."""
     engine = asker.engine
     engine.speculation = Speculation(engine, replace(engine.config, draft=draft), True, plan)
-
-
-def equal(options) -> None:
-    """Every fixed shape, --at-once prompts together, against plain decoding of one; what differs, and how close it was."""
-    asker = Asker(options, draft="off", max_queue=200)
-    cases = prompts(asker.engine, options.evals, options.docs)
-    plain = [asker.ask(ids, most).ids for _, ids, most in cases]
-    shapes = [(draft, depth, width) for depth in options.depths for draft in ("head", "auto") for width in (1, 3)]
-    differ, rounds = [], 0
-    for draft, depth, width in shapes:
-        speculate(asker, options, Fixed(depth, depth if width == 1 else min(31, 2 * depth + 2), width),
-                  draft if depth else "off")
-        for number, reply in enumerate([asker.submit(ids, most) for _, ids, most in cases]):
-            usage, want = reply.wait().usage, plain[number]
-            rounds += usage.speculated.rounds if usage.speculated else 0
-            if reply.ids != want:
-                at = next(i for i, (a, b) in enumerate(zip(reply.ids + [-1], want + [-1])) if a != b)
-                differ.append((draft, depth, width, number, at, reply.ids[at:at + 1], want[at:at + 1]))
-        print(f"{draft:5} depth {depth} width {width}: {len(cases)} prompts, {rounds} rounds so far, {len(differ)} differ",
-              flush=True)
-    speculate(asker, options, None, "off")
-    for *shape, number, at, got, want in differ:
-        top = dict(asker.ask([*cases[number][1], *plain[number][:at]], 1, logprobs=5).tokens[0].top)
-        gap = max(top.values()) - min(top.get(token, -99.0) for token in got + want)
-        print(f"{shape}: prompt {number}, token {at}: {got} for {want}, log-probabilities {gap:.5f} apart")
-    asker.engine.stop()
-    print(json.dumps(dict(bench="accept --equal", prompts=len(cases), shapes=len(shapes), rounds=rounds,
-                          differ=len(differ))))
 
 
 def speed(options) -> None:
@@ -176,20 +148,18 @@ def speed(options) -> None:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--equal", action="store_true")
     parser.add_argument("--fixed", action="store_true", help="always the largest tree")
     parser.add_argument("--depth", type=int, default=EngineConfig.draft_depth)
     parser.add_argument("--guesses", type=int, default=EngineConfig.draft_guesses)
     parser.add_argument("--width", type=int, default=4)
     parser.add_argument("--draft", default="auto", choices=("auto", "head", "lookup"))
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--depths", type=int, nargs="+", default=range(9), help="of --equal")
-    parser.add_argument("--at-once", type=int, default=1, help="prompts that run together (--equal)")
     parser.add_argument("--evals", type=int, default=120)
     parser.add_argument("--docs", type=int, default=20)
+    parser.set_defaults(at_once=1)
     options = parser.parse_args()
     print(f"{describe()}, load {os.getloadavg()[0]:.1f}")
-    (equal if options.equal else speed)(options)
+    speed(options)
 
 
 if __name__ == "__main__":
