@@ -42,15 +42,19 @@ def attend_few(q, keys, values, parents, which):
     n, H, hd = q.shape
     L, G = keys.shape[:2]
     t, m = len(parents), -(-n * H // G // VECTOR) * VECTOR              # columns: a query's heads of one group side by side
-    start, keys, values, edge, mask = in_order(keys, values, parents)
+    start, edge, (behind, behind_values), mask = last_page(keys, values, parents)
     columns = np.zeros((G, hd, m), np.float32)
     columns[:, :, :n * H // G] = q.reshape(n, G, H // G, hd).transpose(1, 3, 0, 2).reshape(G, hd, -1)
     pages = lambda x: x[:start].reshape(-1, PAGE, G, hd).transpose(2, 0, 1, 3)              # [G, pages, 128, hd]
     scores = np.empty((G, L, m), np.float32)
     if start:
         np.matmul(pages(keys), columns[:, None], out=scores[:, :start].reshape(G, -1, PAGE, m))
-    rest = max(0, min(start, L - 2))                                    # a single key would go through another routine
-    np.matmul(keys[rest:].swapaxes(0, 1), columns, out=scores[:, rest:])
+    if L - start > 1:
+        np.matmul(behind.swapaxes(0, 1), columns, out=scores[:, start:])
+    elif L > 1:                                                         # a single key would go through another routine
+        np.matmul(keys[-2:].swapaxes(0, 1), columns, out=scores[:, -2:])
+    else:
+        scores[:] = behind.swapaxes(0, 1) @ columns
     if t > 1:
         own = scores[:, L - t:, :n * H // G].reshape(G, t, n, -1)       # a view
         own += np.where(mask[which].T, np.float32(0), np.float32(-np.inf))[:, :, None]
@@ -63,22 +67,23 @@ def attend_few(q, keys, values, parents, which):
         parts.append((scores[:, :, :start].reshape(G, m, -1, PAGE).swapaxes(1, 2) @ pages(values)).sum(1))
     for a, b in ((start, edge), (edge, L)):
         if a < b:
-            parts.append(scores[:, :, a:b] @ values[a:b].swapaxes(0, 1))
+            parts.append(scores[:, :, a:b] @ behind_values[a - start:b - start].swapaxes(0, 1))
     o = (sum(parts[1:], parts[0]) / total[:, :, None])[:, :n * H // G]
     return o.reshape(G, n, H // G, hd).swapaxes(0, 1).reshape(n, H, hd)
 
 
-def in_order(keys, values, parents):
-    """Keys and values with a tree's rows by position, and how they are summed: (rows in whole pages, keys, values, where the
-    last but one page ends, mask [t, t] of those rows)."""
+def last_page(keys, values, parents):
+    """What stands behind the whole pages, a tree's rows by position: (rows in whole pages, where the page after those ends,
+    keys and values from there on, mask [t, t] of the step's own rows in that order)."""
     L, t = len(keys), len(parents)
     if is_chain(parents):
-        return L // PAGE * PAGE, keys, values, L, ancestors(parents)
-    start, depth = (L - t) // PAGE * PAGE, depths(parents)
-    order = np.argsort(depth, kind="stable")
-    rows = np.concatenate([np.arange(L - t), L - t + order])
-    return start, keys[rows], values[rows], L - t + int(np.searchsorted(depth[order], start + PAGE - (L - t))), \
-        ancestors(parents)[:, order]
+        start = L // PAGE * PAGE
+        return start, L, (keys[start:], values[start:]), ancestors(parents)
+    past, depth = L - t, depths(parents)
+    start, order = past // PAGE * PAGE, np.argsort(depth, kind="stable")
+    rows = np.concatenate([np.arange(start, past), past + order])
+    edge = past + int(np.searchsorted(depth[order], start + PAGE - past))
+    return start, edge, (keys[rows], values[rows]), ancestors(parents)[:, order]
 
 
 def write_rows(kv, pages, start, k, v):
