@@ -171,6 +171,11 @@ class EngineConfig:
                         choices=("auto", "head", "lookup", "off"))
     draft_depth: int = option(12, "tokens that may be guessed in a row; 0: none", low=0)
     draft_guesses: int = option(15, "guesses that may be verified at once", low=1)
+    draft_vocabulary: int = option(0, "rows of the output matrix that the draft head chooses from, the lowest ids, in whole "
+                                      "128s; 0: all", low=0)
+    draft_window: int = option(4096, "tokens before the end that the draft head reads, in whole 128s; 0: all", low=0)
+    draft_hidden: str = option("normed", "the hidden that the draft head goes on from: after or before the last norm",
+                               choices=("normed", "raw"))
     threads: int = option(0, "BLAS threads of the numpy tower; 0 takes the usable cores, 4 at most; 1 on a busy machine",
                           low=0)
     max_body_mib: int = option(64, "MiB that a request's body may have", low=1)

@@ -8,7 +8,7 @@ as the main model's keys. Rows for guesses are made from the head's own hiddens;
 written over when the text has moved on:
 
     rows    0 ........ seeded | hidden, not yet run | guesses of this round
-                              '-- catch_up() runs these with true hiddens, the last one's logits are the first guess
+                              '-- true_rows() runs these with true hiddens, the last one's logits are the first guess
 
 A guess is (token, how likely, kind); its kind is how Acceptance remembers it. A drafter that is wrong costs time, never a
 token (tree.py). Who calls: speculation.py. Proven by tests/test_drafter.py and tests/test_speculation.py.
@@ -20,6 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
+from .kvpool import PAGE
 from .sequence import Sequence
 from .step import Rows, pack
 from .tree import DraftTree
@@ -78,27 +79,34 @@ def bucket(length: int):
     return ("lookup", least), odds
 
 
-def true_rows(sequence: Sequence, until: int, wanted: bool) -> tuple[Rows, np.ndarray]:
+def head_rows(sequence: Sequence, tokens, start: int, first: int, outputs, parents=None) -> Rows:
+    """Rows of the head from position `first` on, which reads the cache from `start` on, a page's beginning."""
+    return Rows(np.array(tokens, np.int32), sequence.slot, np.array(sequence.table.pages[start // PAGE:], np.int32),
+                first - start, np.array(outputs, np.int32), parents, shift=start)
+
+
+def true_rows(sequence: Sequence, until: int, wanted: bool, window: int = 0) -> tuple[Rows, np.ndarray]:
     """The head's rows of the positions it lacks up to `until`, and their hiddens; logits of the last if `wanted`."""
-    hidden = sequence.drafting.head.take(until)
+    head = sequence.drafting.head
+    start, hidden = head.window(window), head.take(until)
     first = until - len(hidden)
-    outputs = np.array([len(hidden) - 1] if wanted else [], np.int32)
-    return Rows(np.array(sequence.ids[first + 1:until + 1], np.int32), sequence.slot,
-                np.array(sequence.table.pages, np.int32), first, outputs), hidden
+    return head_rows(sequence, sequence.ids[first + 1:until + 1], min(start, first // PAGE * PAGE), first,
+                     [len(hidden) - 1] if wanted else []), hidden
 
 
 class HeadDrafter:
     """Grows trees with the draft head of `engine`'s tower."""
 
-    def __init__(self, engine, plan: Plan, vocabulary: int):
-        self.engine, self.plan, self.vocabulary = engine, plan, vocabulary
+    def __init__(self, engine, plan: Plan, vocabulary: int, window: int = 0):
+        """window: tokens before the end that the head reads; 0: all."""
+        self.engine, self.plan, self.vocabulary, self.window = engine, plan, vocabulary, -(-window // PAGE) * PAGE
 
     def extend(self, drafts: list[Draft]) -> None:
-        drafts = [d for d in drafts if not d.sure]
+        drafts = [d for d in drafts if not d.sure and d.sequence.drafting.head.seeded < d.sequence.table.length]
         if not drafts:
             return
-        fronts = [Front(d, d.sequence.table.length) for d in drafts]
-        logits, hidden = self.run([true_rows(d.sequence, d.sequence.table.length, True) for d in drafts])
+        fronts = [Front(d, d.sequence.table.length, d.sequence.drafting.head.window(self.window)) for d in drafts]
+        logits, hidden = self.run([true_rows(d.sequence, d.sequence.table.length, True, self.window) for d in drafts])
         for depth in range(1, max(d.depth for d in drafts) + 1):
             at = 0
             for front in fronts:
@@ -123,15 +131,16 @@ class HeadDrafter:
     def seed(self, sequences: list[tuple[Sequence, int]]) -> None:
         """Write the rows that the head lacks of each sequence up to a position; nothing is drafted."""
         if sequences:
-            parts = [true_rows(sequence, until, False) for sequence, until in sequences]
+            parts = [true_rows(sequence, until, False, self.window) for sequence, until in sequences]
             self.engine.tower.forward_mtp(pack([rows for rows, _ in parts]), np.concatenate([h for _, h in parts]))
 
 
 class Front:
     """The rows of one tree whose children are asked next."""
 
-    def __init__(self, draft: Draft, base: int):
-        self.draft, self.tree, self.base = draft, draft.tree, base
+    def __init__(self, draft: Draft, base: int, start: int = 0):
+        """The guesses stand from position `base` on; the head reads from `start` on."""
+        self.draft, self.tree, self.base, self.start = draft, draft.tree, base, start
         self.rows = [0]
         self.hidden: dict[int, np.ndarray] = {}     # tree row: the head's hidden there
         self.written: list[int] = []                # tree rows in the head's cache from `base` on
@@ -178,9 +187,7 @@ class Front:
         new = sorted({row for path in paths for row in path[kept:]})
         place = {row: i for i, row in enumerate(new)}
         self.written = self.written[:kept] + new
-        sequence = self.draft.sequence
-        rows = Rows(np.array([self.tree.tokens[r] for r in new], np.int32), sequence.slot,
-                    np.array(sequence.table.pages, np.int32), self.base + kept,
-                    np.array([place[r] for r in self.rows], np.int32),
-                    np.array([place.get(self.tree.parents[r], -1) for r in new], np.int32))
+        rows = head_rows(self.draft.sequence, [self.tree.tokens[r] for r in new], self.start, self.base + kept,
+                         [place[r] for r in self.rows],
+                         np.array([place.get(self.tree.parents[r], -1) for r in new], np.int32))
         return rows, np.stack([self.hidden[self.tree.parents[r]] for r in new])

@@ -10,6 +10,7 @@ Who calls: sequence.py, scheduler.py, drafter.py, speculation.py. Proven by test
 """
 import numpy as np
 
+from .kvpool import PAGE
 from .lookup import PromptLookup
 from .request import Speculated
 from .tree import DraftTree
@@ -20,17 +21,31 @@ MOST_EVENTS = 100
 
 
 class HeadRows:
-    """Which rows of a sequence the draft head's cache lacks, and the main model's hiddens that they are made from."""
+    """Which rows of a sequence the draft head's cache lacks, and the main model's hiddens that they are made from.
 
-    def __init__(self, length: int = 0, last: np.ndarray | None = None):
-        """`length` rows are there; with `last`, the hidden of the last, that one is to be made anew."""
-        self.end, self.seeded = length, length - (last is not None)
+    0 ........ first ........ seeded ........ end          first: a page's beginning; the head reads nothing before it
+      not made        made        to be made from `hidden`
+    """
+
+    def __init__(self, length: int = 0, last: np.ndarray | None = None, first: int = 0):
+        """Rows first .. length - 1 are there; with `last`, the hidden of the last, that one is to be made anew."""
+        self.end, self.seeded, self.first = length, max(first, length - (last is not None)), first
         self.hidden = last                          # f32 [k, D] of positions end - k .. end - 1
+
+    def skip(self, count: int) -> None:
+        """The next positions go by without rows: the head reads what comes after the page that they end in."""
+        self.end += count
+        self.first = self.seeded = -(-self.end // PAGE) * PAGE
+        self.hidden = None
 
     def push(self, hidden: np.ndarray) -> None:
         """The hiddens of the next positions, f32 [t, D]."""
         self.hidden = hidden if self.hidden is None else np.concatenate([self.hidden, hidden])
         self.end += len(hidden)
+
+    def window(self, most: int) -> int:
+        """Where the head begins to read, a page's beginning, if it reads `most` rows and what a page has more; 0: all."""
+        return max(self.first, (self.end - most) // PAGE * PAGE) if most else self.first
 
     def take(self, until: int) -> np.ndarray:
         """Hiddens of the positions seeded .. until - 1, which count as seeded from now on."""

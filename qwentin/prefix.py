@@ -39,12 +39,13 @@ class Node:
 
 @dataclass(eq=False)
 class Entry:
-    """One kept state. worth is its place in the order of eviction, the least first; hidden f32 [1, D] is the main model's at
-    the last position, for the draft head, if it is known."""
+    """One kept state. worth is its place in the order of eviction, the least first. For the draft head: hidden f32 [1, D] is
+    the main model's at the last position, if it is known; first is where the rows begin that its cache has."""
     node: Node
     table: Table
     slot: int
     hidden: np.ndarray | None = None
+    first: int = 0
     worth: float = 0.0
     used: bool = False
 
@@ -134,7 +135,7 @@ class PrefixCache:
         self.pool.release(table)
         self.slots.release(slot)
 
-    def insert(self, ids: np.ndarray, table: Table, slot: int, hidden: np.ndarray | None = None) -> None:
+    def insert(self, ids: np.ndarray, table: Table, slot: int, hidden: np.ndarray | None = None, first: int = 0) -> None:
         """Keep what `table` and `slot`, which become the cache's, hold: the state behind ids i32 [table.length].
 
         If these ids are kept already, the new copy is let go.
@@ -144,7 +145,7 @@ class PrefixCache:
         if node.entry is not None:
             self.give_back(table, slot)
             return
-        node.entry = entry = Entry(node, table, slot, hidden)
+        node.entry = entry = Entry(node, table, slot, hidden, first)
         self.entries.add(entry)
         entry.worth = self.clock + self.cost(entry)
         if parent := self.parent(entry):                # it may be a mere waypoint from now on

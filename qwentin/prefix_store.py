@@ -112,7 +112,7 @@ class PrefixStore:
         table, slot = place
         arrays = self.load(entry)
         if arrays and tower.import_state(slot, table.pages, arrays):
-            cache.insert(entry.ids, table, slot)
+            cache.insert(entry.ids, table, slot, first=int(arrays["head_first"][0]) if "head_first" in arrays else 0)
         else:
             cache.give_back(table, slot)
 
@@ -120,7 +120,7 @@ class PrefixStore:
         """Write what `cache` holds, the dearest first, as far as the budget goes."""
         for entry in sorted(cache.entries, key=lambda e: -e.worth):
             arrays = tower.export_state(entry.slot, entry.table.pages, entry.length)
-            if not self.save(cache.ids_of(entry), arrays):
+            if not self.save(cache.ids_of(entry), {**arrays, "head_first": np.array([entry.first])}):
                 break
 
 

@@ -87,7 +87,8 @@ class Scheduler:
                     self.cache.evict()
                 assert not sequence.drafting.accepted, "accepted rows are committed before a state is kept"
                 self.pool.trim(sequence.table)
-                self.cache.insert(sequence.known(), sequence.table, sequence.slot, sequence.drafting.head.last)
+                head = sequence.drafting.head
+                self.cache.insert(sequence.known(), sequence.table, sequence.slot, head.last, head.first)
                 sequence.table = sequence.slot = None
             else:
                 self.let_go(sequence)
@@ -101,7 +102,7 @@ class Scheduler:
         if table is None:
             return False
         child.table, child.slot = table, self.slots.acquire()
-        child.drafting.head = HeadRows(table.length, parent.drafting.head.last)
+        child.drafting.head = HeadRows(table.length, parent.drafting.head.last, parent.drafting.head.first)
         self.chores.append(Chore("copy_slot", parent.slot, child.slot))
         self.running.append(child)
         return True
@@ -169,7 +170,8 @@ class Scheduler:
             head.kept = head.table.length
             shared = self.cache.shared(head.reusable())
             head.branch = shared if shared - head.kept >= PAGE else 0       # less is read again sooner than it is copied
-            head.drafting.head = HeadRows(head.kept, entry.hidden if entry and head.kept % PAGE else None)
+            head.drafting.head = HeadRows(head.kept, entry.hidden if entry and head.kept % PAGE else None,
+                                          entry.first if entry else 0)
             if not head.generated:
                 head.cached = head.kept
             self.pool.reserve(head.table, head.pending)
@@ -257,7 +259,7 @@ class Scheduler:
             self.slots.release(slot)
             return
         self.chores.append(Chore("copy_slot", sequence.slot, slot))
-        self.cache.insert(ids, table, slot, sequence.drafting.head.last)
+        self.cache.insert(ids, table, slot, sequence.drafting.head.last, sequence.drafting.head.first)
 
     def check(self) -> None:
         """Recount pools, cache and queues; AssertionError names what does not add up."""

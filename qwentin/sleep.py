@@ -26,9 +26,10 @@ log = logging.getLogger("qwentin.engine")
 
 @dataclass(frozen=True)
 class Parked:
-    """A known prefix in host memory: ids i32 [length], and what the tower exports for them."""
+    """A known prefix in host memory: ids i32 [length], what the tower exports for them, and Entry's `first`."""
     ids: np.ndarray
     arrays: dict[str, np.ndarray]
+    first: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +123,7 @@ class Sleeper:
             return
         for entry in sorted(cache.entries, key=lambda e: -e.worth):
             arrays = tower.export_state(entry.slot, entry.table.pages, entry.length)
-            parked = Parked(cache.ids_of(entry), {name: np.array(a) for name, a in arrays.items()})
+            parked = Parked(cache.ids_of(entry), {name: np.array(a) for name, a in arrays.items()}, entry.first)
             room -= parked.nbytes
             if room < 0:
                 break
@@ -152,6 +153,6 @@ class Sleeper:
                 continue
             table, slot = cache.make_place(len(parked.ids))
             if self.engine.tower.import_state(slot, table.pages, parked.arrays):
-                cache.insert(parked.ids, table, slot)
+                cache.insert(parked.ids, table, slot, first=parked.first)
             else:
                 cache.give_back(table, slot)

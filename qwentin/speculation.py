@@ -20,6 +20,7 @@ import numpy as np
 
 from .drafter import Draft, Drafter, HeadDrafter, LookupDrafter
 from .drafting import Tally
+from .kvpool import PAGE
 from .request import Speculated
 from .scheduler import Part, Plan, Scheduler
 from .sequence import Sequence
@@ -50,7 +51,7 @@ class Speculation:
         if config.draft in ("auto", "lookup"):
             self.lookup = LookupDrafter(self.plan)
         if has_head and config.draft in ("auto", "head"):
-            self.head = HeadDrafter(engine, self.plan, self.vocabulary)
+            self.head = HeadDrafter(engine, self.plan, self.vocabulary, config.draft_window)
         self.drafters: list[Drafter] = [d for d in (self.lookup, self.head) if d and config.draft_depth]
         self.alarm = Alarm(self.ring)
         self.tally = Tally()                # of choices that ended
@@ -63,7 +64,7 @@ class Speculation:
         """The step of the picked choices, with a tree where one pays."""
         self.current, self.begun = None, perf_counter()
         trees = self.draft(picked, scheduler) if self.drafters else {}
-        hidden = self.head is not None and any(self.wants(sequence) for sequence in picked)
+        hidden = self.head is not None and any(self.follows(sequence, count) for sequence, count in picked.items())
         self.current = scheduler.build(picked, trees, hidden)
         self.verifying = perf_counter()
         return self.current
@@ -72,6 +73,11 @@ class Speculation:
     def wants(self, sequence: Sequence) -> bool:
         """Whether anything may be drafted for this choice, now or later."""
         return bool(self.drafters) and not sequence.drafting.off and sequence.limit > 1
+
+    def follows(self, sequence: Sequence, count: int) -> bool:
+        """Whether the draft head follows the text so far: not in a prompt's rows that lie before its window."""
+        window, end = self.head.window, -(-(sequence.table.length + count) // PAGE) * PAGE
+        return self.wants(sequence) and not (window and end + window <= sequence.prompt_tokens)
 
     def draft(self, picked: dict[Sequence, int], scheduler: Scheduler) -> dict[Sequence, DraftTree]:
         """Trees for those of the picked choices that decode and whom a tree pays; pages are reserved for them."""
@@ -132,16 +138,19 @@ class Speculation:
                 self.plan.costs.add_plain(len(plan.parts), seconds)
         for part in plan.parts:
             part.sequence.drafting.tally.plain += part.decodes and not part.tree
-        if self.head and output.hidden is not None:
+        if self.head:
             self.read(plan, output.hidden)
 
-    def read(self, plan: Plan, hidden: np.ndarray) -> None:
+    def read(self, plan: Plan, hidden: np.ndarray | None) -> None:
         """Take the hiddens of rows that are committed for good; run the draft head where it lags, as far as tokens go."""
         behind = []
         for r, part in enumerate(plan.parts):
             if part.tree or not self.wants(part.sequence):
                 continue
             head, end = part.sequence.drafting.head, part.start + part.count
+            if not self.follows(part.sequence, part.count):
+                head.skip(part.count)
+                continue
             head.push(hidden[plan.step.span(r)])
             known = min(end, len(part.sequence.ids) - 1)
             if known > head.seeded and (known == end or known - head.seeded >= LAG):

@@ -77,6 +77,7 @@ class Rows:
     parents: np.ndarray | None = None
     commit: bool = True
     accepted: np.ndarray | None = None
+    shift: int = 0                  # rope position of the first row in `pages`; the draft head may begin later than the text
 
 
 def pack(rows: list[Rows], hidden: bool = False) -> Step:
@@ -90,7 +91,7 @@ def pack(rows: list[Rows], hidden: bool = False) -> Step:
     parents = [chain(len(r.tokens)) if r.parents is None else np.asarray(r.parents, np.int32) for r in rows]
     none = np.zeros(0, np.int32)
     accepted = tuple(none if r.accepted is None else np.asarray(r.accepted, np.int32) for r in rows)
-    first = [r.length + len(a) for r, a in zip(rows, accepted)]     # position of a row whose parent is -1
+    first = [r.shift + r.length + len(a) for r, a in zip(rows, accepted)]   # position of a row whose parent is -1
     return Step(
         tokens=np.concatenate([r.tokens for r in rows]).astype(np.int32),
         positions=np.concatenate([f + depths(p) for f, p in zip(first, parents)]).astype(np.int32),

@@ -22,6 +22,7 @@ from .model.weights import open_checkpoint
 log = logging.getLogger("qwentin.towers")
 
 GIB = 1 << 30
+ROWS = 128                      # of a matrix: a strip on the GPU, a few panels without one
 OLDEST = (8, 0)                 # compute capability: mma.sync m16n8k16, cp.async
 
 
@@ -87,7 +88,8 @@ def usable(device) -> bool:
 def on_cpu(config, checkpoint, valid):
     model = checkpoint.config
     pages, kept = pages_for(config.kv_rows(model)), config.kept_states(model)
-    tower = CpuTower(checkpoint, pages, config.max_seqs + kept, tune_process(config.threads))
+    tower = CpuTower(checkpoint, pages, config.max_seqs + kept, tune_process(config.threads),
+                     raw_hidden=config.draft_hidden == "raw", draft_rows=-(-config.draft_vocabulary // ROWS) * ROWS)
     memory = {"weights": tower.weight_bytes(), "KV": tower.kv.nbytes, "state": tower.S.nbytes + tower.window.nbytes}
     return Placed(tower, pages, config.max_seqs + kept, kept, "cpu (numpy)", memory)
 
@@ -111,6 +113,8 @@ def on_emulator(config, checkpoint, valid):
 def on_device(config, checkpoint, valid, backend, free):
     from .model import memory
     from .model.cuda import CudaTower
+    if config.draft_vocabulary or config.draft_hidden != "normed":
+        raise ConfigError("--draft-vocabulary and --draft-hidden are options of the numpy tower; leave them out on a GPU.")
     from .model.matrix import Source
     model = checkpoint.config
     kept = config.kept_states(model)

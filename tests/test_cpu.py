@@ -188,3 +188,20 @@ def test_attention_in_blocks(monkeypatch, tower):
             s = k[:42 + i, h // 3].astype(np.float64) @ q[i, h]
             p = np.exp(s - s.max())
             assert np.allclose(whole[i, h], (p / p.sum()) @ v[:42 + i, h // 3], atol=1e-5)
+
+
+def test_hiddens_before_the_last_norm(tower):
+    """Normed, they are the hiddens: 1e-4 where those reach 10. The head norms what it gets, and nano's norm weights are all
+    about 1.7: so it says nearly the same of both, but not the same."""
+    raw = CpuTower(open_checkpoint(nano.DIRECTORY), PAGES, 1, raw_hidden=True)
+    ids, found = GOLDEN["ids3"][:40], []
+    for each in (tower, raw):
+        session = Session(each)
+        hidden = session.run(ids).hidden
+        drafted = each.forward_mtp(pack([Session(each).rows(ids[1:])], hidden=True), hidden[:-1])
+        found.append((hidden, drafted.logits, drafted.hidden))
+    (normed, logits, last), (before, other, last_before) = found
+    unit = lambda x: x / np.sqrt((x ** 2).mean(-1, keepdims=True) + 1e-6)
+    assert np.abs(normed - unit(before) * tower.norm).max() < 1e-4
+    assert np.abs(last - unit(last_before) * tower.mtp.norm).max() < 0.3 < np.abs(last - last_before).max()
+    assert 1e-3 < np.abs(logits - other).max() < 3

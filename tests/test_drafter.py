@@ -71,6 +71,18 @@ def test_rows_that_the_head_lacks():
     assert cold.seeded == 10 and len(cold.take(12)) == 2
 
 
+def test_rows_that_the_head_does_without():
+    head = HeadRows(100, np.ones((1, 2), np.float32))
+    head.skip(100)
+    assert (head.end, head.first, head.seeded, head.last) == (200, 256, 256, None)
+    head.push(np.zeros((100, 2), np.float32))
+    assert head.end == 300 and len(head.take(300)) == 44 and head.seeded == 300
+    assert [head.window(most) for most in (0, 128, 1000)] == [256, 256, 256]
+    later = HeadRows(1000, None, 256)
+    assert [later.window(most) for most in (0, 128, 500, 1000)] == [256, 768, 384, 256]
+    assert HeadRows(300, None, 384).seeded == 384, "nothing is drafted until the text gets there"
+
+
 @pytest.mark.parametrize("read", [1, 5, 16])
 def test_the_cache_does_not_depend_on_how_the_prompt_was_read(model, tokenizer, read):
     whole, _ = model.sequence(tokenizer)
@@ -112,6 +124,29 @@ def test_a_tree_is_what_the_head_says_of_each_path(model, tokenizer):
         odds = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
         for token, child in tree.children[row].items():
             assert tree.chances[child] == pytest.approx(min(0.995, odds[token]), abs=1e-3)
+    model.pool.release(sequence.table)
+
+
+def test_the_head_reads_no_further_than_its_window(model, tokenizer):
+    """What it says behind 300 tokens with a window is what it says if the rows before were never made.
+
+    1e-3 as above; without the window it says something else."""
+    ids = np.random.default_rng(1).integers(0, 4000, 300).astype(np.int32)
+    sequence, drafter = model.sequence(tokenizer, ids=ids)
+    said = {}
+    for window, (kv, hidden) in ((0, (1, 0)), (100, (1, 0)), (128, (0, 1))):
+        drafter.window = HeadDrafter(model, Fixed(1, 1), 1, window).window
+        sequence.drafting.head = HeadRows(299, np.array(sequence.drafting.head.last))
+        kept = model.tower.kv[:, -1].copy()
+        if not kv:
+            model.tower.kv[:, -1, sequence.table.pages[0]] = np.nan
+        draft = Draft(sequence, 3, 15)
+        drafter.extend([draft])
+        said[window] = [draft.tree.tokens[row] for row in range(len(draft.tree))], np.array(draft.tree.chances)
+        model.tower.kv[:, -1] = kept
+    assert drafter.window == 128
+    assert said[100][0] == said[128][0] and np.abs(said[100][1] - said[128][1]).max() < 1e-3
+    assert said[0][0] != said[128][0] or np.abs(said[0][1] - said[128][1]).max() > 1e-3
     model.pool.release(sequence.table)
 
 

@@ -34,6 +34,15 @@ def test_a_row_does_not_know_its_company(N, K):
         assert np.array_equal(panels(x[first:first + rows]), whole[first:first + rows]), (first, rows)
 
 
+def test_the_first_outputs():
+    rng = np.random.default_rng(3)
+    panels, x = Panels(rng.standard_normal((300, 40), np.float32)), rng.standard_normal((5, 40), np.float32)
+    part = panels.first(128)
+    assert np.array_equal(part(x), panels(x)[:, :128]) and np.shares_memory(part.panels, panels.panels)
+    with pytest.raises(AssertionError):
+        panels.first(100)
+
+
 @ALONE
 def test_workers_share_a_product():
     from concurrent.futures import ThreadPoolExecutor

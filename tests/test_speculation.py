@@ -127,6 +127,47 @@ def test_log_probabilities(engine, ask):
         assert np.allclose([p for _, p in a.top[:1]], [p for _, p in b.top[:1]], atol=1e-4)
 
 
+@pytest.mark.parametrize("window, rows", [(0, 320), (128, 192), (256, 320)])
+def test_long_prompts_are_read_by_the_head_from_the_tail_on(engine, ask, monkeypatch, window, rows):
+    """In chunks of 64: those that end a window before the prompt's end are left out; the last few rows wait for a draft. A
+    next turn goes on from what is there."""
+    prompt = np.concatenate([engine.tokenizer.encode(CODE * 20)[:300], engine.tokenizer.encode(SUM)])
+    engine.scheduler.cache.clear()
+    want, seeded, forward = ask(prompt, max_tokens=20).ids(), [], engine.tower.forward_mtp
+    again = ask([*prompt, *want, 5], max_tokens=8).ids()
+    engine.scheduler.cache.clear()
+    speculation = speculate(engine, Fixed(4, 8, 3), draft="head")
+    speculation.head.window = window
+
+    def watched(step, hidden):
+        seeded.append(step.rows if not len(step.outputs) else 0)
+        return forward(step, hidden)
+    monkeypatch.setattr(engine.tower, "forward_mtp", watched)
+    got = ask(prompt, max_tokens=20)
+    assert got.ids() == want and spoken(got).accepted > 3
+    assert sum(seeded) == rows
+    got = ask([*prompt, *want, 5], max_tokens=8)
+    assert got.ids() == again and spoken(got).rounds and got.of(Done)[0].usage.cached_tokens > 300
+
+
+def test_drafts_from_a_part_of_the_vocabulary(engine, ask):
+    want = ask(SUM).ids()
+    speculate(engine, Fixed(4, 8, 3), draft="head")
+    tower, offered = engine.tower, []
+    whole, tower.draft_rows = tower.draft_rows, tower.head.first(1024)
+    monkey, engine.speculation.head.vocabulary = engine.speculation.head.extend, 4096
+
+    def watched(drafts):
+        monkey(drafts)
+        offered.extend(token for d in drafts for token in d.tree.tokens[1:])
+    engine.speculation.head.extend = watched
+    try:
+        assert ask(SUM).ids() == want
+    finally:
+        tower.draft_rows = whole
+    assert offered and max(offered) < 1024 < max(want)
+
+
 # ---------------------------------------------------------------------- endings
 @pytest.mark.parametrize("fields", [dict(max_tokens=7), dict(max_tokens=1), dict(stop=("9+3",)), dict(stop_ids="comma"),
                                     dict(stop=("696",), stop_after="</think>")], ids=str)

@@ -46,6 +46,15 @@ def test_the_numpy_tower_and_what_is_said_of_it(gpu, caplog):
     assert "on cpu (numpy): weights 0.05, KV 0.01, state 0.01 GiB; built in" in caplog.text
 
 
+def test_options_of_the_draft_head(gpu):
+    gpu(None)
+    config = EngineConfig(draft_vocabulary=1000, draft_hidden="raw", **SMALL)
+    placed = towers.place(config, open_checkpoint(nano.DIRECTORY), 4000)
+    assert placed.tower.draft_rows.shape == (1024, 256) and placed.tower.raw_hidden
+    with pytest.raises(ConfigError, match="--draft-vocabulary and --draft-hidden are options of the numpy tower"):
+        towers.place(EngineConfig(device="emulator", draft_vocabulary=1000), open_checkpoint(nano.DIRECTORY), 4000)
+
+
 def test_no_gpu_and_an_old_one_are_refused(gpu):
     gpu(None)
     with pytest.raises(DeviceError, match="No GPU: the NVIDIA driver library"):

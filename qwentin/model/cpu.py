@@ -44,12 +44,12 @@ def softplus(x):
 
 def rms_unit(x, eps):
     """x / sqrt(mean(x^2) + eps) over the last axis."""
-    return x * (1.0 / np.sqrt(np.einsum("...d,...d->...", x, x)[..., None] / np.float32(x.shape[-1]) + np.float32(eps)))
+    return x * (1.0 / np.sqrt(np.vecdot(x, x)[..., None] / np.float32(x.shape[-1]) + np.float32(eps)))
 
 
 def l2_unit(x):
     """x / sqrt(sum(x^2) + 1e-6) over the last axis; the 1e-6 is the model's constant, not rms_norm_eps."""
-    return x * (1.0 / np.sqrt(np.einsum("...d,...d->...", x, x)[..., None] + np.float32(1e-6)))
+    return x * (1.0 / np.sqrt(np.vecdot(x, x)[..., None] + np.float32(1e-6)))
 
 
 def tune_process(threads: int) -> int:
@@ -72,16 +72,20 @@ class CpuTower:
     """`pages` pages of KV and `slots` recurrent states for the model of `checkpoint` (model/weights.py).
 
     stepwise: a tree's rows and their replay take the delta rule a token at a time, as plain decoding does: what a sequence
-    leaves behind is then that of plain decoding to the last bit, for twice a round's time. Otherwise to rounding."""
+    leaves behind is then that of plain decoding to the last bit, for twice a round's time. Otherwise to rounding.
+    raw_hidden: hiddens are returned, and taken by the draft head, as they are before the last norm.
+    draft_rows: ids that the draft head chooses from, the lowest; 0: all."""
 
-    def __init__(self, checkpoint, pages: int, slots: int, threads: int = 1, stepwise: bool = False):
-        c, self.stepwise = checkpoint.config, stepwise
+    def __init__(self, checkpoint, pages: int, slots: int, threads: int = 1, stepwise: bool = False,
+                 raw_hidden: bool = False, draft_rows: int = 0):
+        c, self.stepwise, self.raw_hidden = checkpoint.config, stepwise, raw_hidden
         self.config, self.workers = c, ThreadPoolExecutor(threads) if threads > 1 else None
         self.embed = checkpoint.f32("model.embed_tokens.weight")
         self.head = Panels(self.embed if c.tie_word_embeddings else checkpoint.f32("lm_head.weight"))
         self.norm = 1 + checkpoint.f32("model.norm.weight")
         kinds = tqdm(c.layer_types, desc="loading", unit="layer", leave=False, disable=None)    # silent without a terminal
         self.layers = [read_layer(checkpoint, f"model.layers.{i}.", kind) for i, kind in enumerate(kinds)]
+        self.draft_rows = self.head.first(draft_rows) if 0 < draft_rows < c.vocab_size else self.head
         self.mtp = read_draft_head(checkpoint) if checkpoint.has_mtp else None
         full, linear = len(c.full_layers), len(c.linear_layers)
         shape = (2, full + (self.mtp is not None), pages, PAGE, c.num_key_value_heads, c.head_dim)
@@ -158,7 +162,7 @@ class CpuTower:
 
     def forward_mtp(self, step: Step, hidden: np.ndarray) -> Output:
         """The draft head over pairs (hidden of position p, token p+1): step.tokens are the tokens p+1, hidden f32 [T, D]
-        is the final-normed hidden of p, from the main model or from this head's own Output.
+        is the final-normed hidden of p (see raw_hidden), from the main model or from this head's own Output.
 
         step.lengths count this head's own KV rows; commit, slots and accepted mean nothing here. Rows that are no output
         leave key and value alone, no hidden.
@@ -172,12 +176,14 @@ class CpuTower:
         y += self.attention(rms_unit(x, eps) * m.layer.norm_in, m.layer.mixer, step, len(self.kv[0]) - 1, cos, sin,
                             step.outputs)
         y += self.mlp(y, m.layer)
-        x[step.outputs] = y = rms_unit(y, eps) * m.norm
-        return Output(self.head(y), x if step.hidden else None)
+        normed = rms_unit(y, eps) * m.norm
+        x[step.outputs] = y if self.raw_hidden else normed
+        return Output(self.draft_rows(normed), x if step.hidden else None)
 
     def read_out(self, hidden, norm, step) -> Output:
         rows = rms_unit(hidden if step.hidden else hidden[step.outputs], self.config.rms_norm_eps) * norm
-        return Output(self.head(rows[step.outputs] if step.hidden else rows, self.workers), rows if step.hidden else None)
+        return Output(self.head(rows[step.outputs] if step.hidden else rows, self.workers),
+                      (hidden if self.raw_hidden else rows) if step.hidden else None)
 
     def mlp(self, hidden, layer):
         gate_up = layer.gate_up(rms_unit(hidden, self.config.rms_norm_eps) * layer.norm_post, self.workers)

@@ -14,6 +14,7 @@ for it. BLAS kernels without such products keep neither promise: `independent` f
 
 Who calls: model/cpu.py, model/cpu_weights.py. Proven by tests/test_panels.py.
 """
+import copy
 from functools import cache
 
 import numpy as np
@@ -46,6 +47,14 @@ class Panels:
         self.cut = self.count * self.width
         self.panels = np.ascontiguousarray(w[:self.cut].reshape(self.count, self.width, K).swapaxes(1, 2))
         self.rest = np.ascontiguousarray(np.pad(w[self.cut:], ((0, (self.cut - N) % VECTOR), (0, 0))).T)
+
+    def first(self, count: int) -> "Panels":
+        """The first `count` outputs, whole panels; nothing is copied."""
+        assert count % self.width == 0 and count <= self.shape[0], "outputs are cut off by the panel"
+        part = copy.copy(self)
+        part.shape, part.count, part.cut = (count, self.shape[1]), count // self.width, count
+        part.panels = self.panels[:part.count]
+        return part
 
     @property
     def nbytes(self) -> int:
