@@ -193,7 +193,7 @@ class Device:
                 raise DeviceError(f"{kernel.name} wants {kernel.shared} bytes of shared memory a block, "
                                   f"{self.name} has {self.shared_per_block}.")
             module = call("cuModuleLoadData", kernel.cubin(self.chip).code)
-            function = call("cuModuleGetFunction", module, kernel.name.encode())
+            function = call("cuModuleGetFunction", module, kernel.cubin(self.chip).entry.encode())
             if kernel.shared > STATIC_SHARED_LIMIT:
                 limit = driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 call("cuFuncSetAttribute", function, limit, kernel.shared)

@@ -76,6 +76,20 @@ def test_shared_memory_is_counted():
     assert sharing.cubin("sm_90a").shared == sharing.cubin("sm_120a").shared == 512 and sharing.shared == 70000
 
 
+def test_setmaxnreg_counts_in_a_whole_program():
+    """As PTX that might be linked with other code it would be ignored; the name of the entry is the compiler's own."""
+    def give(x: u64):
+        ptx.registers_down(40)
+        ptx.store_f32(x + ptx.thread_x() * 4, 1.0)
+    part, whole = kernel(threads=384)(give), kernel(threads=384, whole=True)(give)
+    taken = [any(op.startswith("USETMAXREG") for op in opcodes(k.cubin("sm_90a"))) for k in (part, whole)]
+    assert taken == [False, True]
+    assert part.cubin("sm_90a").entry == "give" and whole.cubin("sm_90a").entry.encode() in whole.cubin("sm_90a").code
+    out = np.zeros(384, np.float32)
+    emulator.launch(emulator.load(whole.ptx("sm_90a")), (1, 1, 1), (384, 1, 1), [out], unwritten=[out])
+    assert (out == 1).all()
+
+
 @pytest.mark.parametrize("annotation", [None, types.float64, types.int32])
 def test_only_the_abi_crosses_a_launch(annotation):
     def bad(x: u64, n):

@@ -165,11 +165,11 @@ def test_a_step_along_k_inside_a_swizzled_atom():
             assert abs(got[t, i] - want[place_d(t, i)]) <= 2.0 ** -20 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("kind", ["e4m3", "f16"])
-def test_a_from_registers(kind):
+@pytest.mark.parametrize("kind, transposed", [("e4m3", 0), ("f16", 0), ("f16", 1), ("bf16", 1)])
+def test_a_from_registers(kind, transposed):
     """The fragment of mma.sync, warp w holding rows 16 w .. 16 w + 15 (the ISA's figure for A in registers)."""
     dtype, size, k = TYPES[kind]
-    a, b, want = matrices((kind, kind), 16)
+    a, b, want = matrices((kind, kind), 64)
     per = 4 // size
     words = np.zeros((128, 4), np.uint32)
     for t in range(128):
@@ -177,20 +177,20 @@ def test_a_from_registers(kind):
         for j in range(4):
             row, first = 16 * warp + lane // 4 + 8 * (j % 2), per * (lane % 4) + (k // 2) * (j // 2)
             words[t, j] = np.frombuffer(a[row, first:first + per].tobytes(), np.uint32)[0]
-    raw_b, *ob = image(b, 1, 0)
+    raw_b, *ob = image(b, 1, transposed)
     tile = np.concatenate([np.zeros(32768, np.uint8), raw_b])
     tile[:2048] = words.view(np.uint8).ravel()
-    out = np.zeros((128, 8), np.float32)
-    major = ", 0" if k == 16 else ""
-    text = (f"wgmma.mma_async.sync.aligned.m64n16k{k}.f32.{kind}.{kind} {{d}}, {{%r1, %r2, %r3, %r4}}, %rd12, "
+    out = np.zeros((128, 32), np.float32)
+    major = f", {transposed}" if k == 16 else ""
+    text = (f"wgmma.mma_async.sync.aligned.m64n64k{k}.f32.{kind}.{kind} {{d}}, {{%r1, %r2, %r3, %r4}}, %rd12, "
             f"1, 1, 1{major};")
     fetch = ("mad.lo.u32 %r205, %r200, 16, %r201; ld.shared.v4.u32 {%r1, %r2, %r3, %r4}, [%r205];"
              "wgmma.fence.sync.aligned;\n")
-    run(body(16, text, before=fetch), tile, out, np.uint64(0), np.uint64(descriptor(B_AT, *ob, 1)), params=PARAMS,
+    run(body(64, text, before=fetch), tile, out, np.uint64(0), np.uint64(descriptor(B_AT, *ob, 1)), params=PARAMS,
         block=128, static=TILE, shared_bytes=65536 + 1024)
-    d = np.zeros((64, 16))
+    d = np.zeros((64, 64))
     for t in range(128):
-        for i in range(8):
+        for i in range(32):
             d[place_d(t, i)] = out[t, i]
     close(d, want + 1)
 

@@ -19,13 +19,13 @@ CHIPS.update({name: ("sm_90a",) for name in INSTRUCTIONS if name.startswith("wgm
 CHIPS.update({name: ("sm_120a",) for name in INSTRUCTIONS if re.match(r"ldmatrix_fp|mma_e\dm\d_e", name)})
 # What the portable kernels may use: must assemble for sm_80 too.
 NEWER = re.compile(r"mbarrier_(arrive_expect|expect|try)|bulk|fence_(async|mbarrier)|e4m3|ldmatrix_fp|stmatrix|mma_e|"
-                   r"launch_dependents|wait_dependencies|wgmma")
+                   r"launch_dependents|wait_dependencies|wgmma|registers_")
 
 
 def argument(name, kind):
     """An argument of that type in a kernel (a: u64, b: u32, c: f32)."""
     if kind is imm:
-        return "64" if name == "threads" else "0"
+        return "64" if name in ("threads", "registers") else "0"
     if isinstance(kind, types.BaseTuple):
         return "(" + "".join(argument(name, k) + ", " for k in kind) + ")"
     return {"uint64": "a", "uint32": "b", "float32": "c", "uint16": "u16(b)"}[str(kind)]
@@ -133,6 +133,8 @@ def test_wgmma_keeps_its_accumulators_in_place():
 def test_wgmma_refuses_other_widths():
     with pytest.raises(ValueError, match="steps of 8, got 12"):
         ptx.wgmma(12, "f16", "f16")
+    with pytest.raises(ValueError, match="only 16-bit operands may be MN-major, got e4m3"):
+        ptx.wgmma(16, "e4m3", "e4m3", b_by_k=True)
 
 
 def test_calls_take_names_in_order():

@@ -51,6 +51,7 @@ class Cubin:
     stack: int            # bytes a thread: local memory, 0 unless something could not stay in registers
     spills: int           # bytes stored and loaded because registers ran out
     shared: int           # static shared memory, bytes a block
+    entry: str            # what the kernel is called in it
     log: str
 
 
@@ -64,6 +65,7 @@ class Kernel:
     shared: int                       # dynamic shared memory, bytes a block
     min_blocks: int                   # blocks an SM must be able to hold: bounds the registers
     sources: tuple[str, ...]          # CUDA C++ linked in
+    whole: bool = False               # assembled as a whole program
 
     def ptx(self, chip):
         """PTX text for a chip such as "sm_90a"."""
@@ -78,14 +80,19 @@ class Kernel:
         return cubin_of(self, chip)
 
 
-def kernel(threads, shared=0, min_blocks=1, sources=()):
-    """Decorator: an annotated function becomes a `Kernel`, static loops unrolled."""
+def kernel(threads, shared=0, min_blocks=1, sources=(), whole=False):
+    """Decorator: an annotated function becomes a `Kernel`, static loops unrolled.
+
+    whole: by link-time optimisation, which knows that nothing else will be linked in. PTX alone might be one unit of
+    several, where the assembler ignores setmaxnreg.
+    """
     def decorate(function):
         signature = tuple(function.__annotations__.get(name) for name in inspect.signature(function).parameters)
         for name, kind in zip(inspect.signature(function).parameters, signature):
             if kind not in SCALARS:
                 raise TypeError(f"{function.__name__}: argument {name} must be annotated u64, u32 or f32, not {kind}")
-        return Kernel(function.__name__, unroll(function), signature, threads, shared, min_blocks, tuple(sources))
+        return Kernel(function.__name__, unroll(function), signature, threads, shared, min_blocks, tuple(sources),
+                      whole)
     return decorate
 
 
@@ -135,7 +142,7 @@ def compiled(kernel, chip, output):
 def ptx_of(kernel, chip):
     """PTX of a kernel, from the disk if it was made before."""
     def make():
-        if kernel.sources:
+        if kernel.sources or kernel.whole:
             return tidy(link(chip, lto_inputs(kernel, chip), ptx=True)[0].decode(), kernel.name, chip).encode()
         return tidy(compiled(kernel, chip, "ptx"), kernel.name, chip).encode()
     return kept(stem(kernel, chip) + ".ptx", make).decode()
@@ -164,15 +171,16 @@ def tidy(ptx, name, chip):
 def cubin_of(kernel, chip):
     """Machine code of a kernel, from the disk if it was made before."""
     def make():
-        code, log = link(chip, [("PTX", ptx_of(kernel, chip).encode())])
+        code, log = link(chip, lto_inputs(kernel, chip) if kernel.whole else [("PTX", ptx_of(kernel, chip).encode())])
         return code + log.encode() + len(log).to_bytes(4, "little")
     blob = kept(stem(kernel, chip) + ".cubin", make)
     size = int.from_bytes(blob[-4:], "little")
     return reported(blob[:-4 - size], blob[-4 - size:-4].decode(), ptx_of(kernel, chip))
 
 
+@functools.cache
 def lto_inputs(kernel, chip):
-    """What is linked when CUDA sources take part: numba's LTO-IR and NVRTC's."""
+    """What is linked when CUDA sources take part, or PTX will not do: numba's LTO-IR and NVRTC's."""
     return [("LTOIR", compiled(kernel, chip, "ltoir"))] + [("LTOIR", nvrtc.ltoir(s, chip)) for s in kernel.sources]
 
 
@@ -181,7 +189,7 @@ def reported(code, log, ptx):
     def total(pattern, text=log):
         return sum(int(n) for n in re.findall(pattern, text))
     return Cubin(code, total(r"Used (\d+) registers"), total(r"(\d+) bytes stack frame"), total(r"(\d+) bytes spill"),
-                 total(r"\.shared .*\[(\d+)\];", ptx), log)
+                 total(r"\.shared .*\[(\d+)\];", ptx), re.search(r"entry function '([^']+)'", log).group(1), log)
 
 
 def link(chip, inputs, ptx=False):
@@ -232,7 +240,7 @@ def kept(name, make):
 @functools.cache
 def stem(kernel, chip):
     """A cache file's name without its ending: kernel, chip and a digest of everything the code depends on."""
-    parts = [chip, kernel.signature, kernel.threads, kernel.min_blocks, kernel.sources, versions(),
+    parts = [chip, kernel.signature, kernel.threads, kernel.min_blocks, kernel.sources, kernel.whole, versions(),
              *fingerprint(kernel.function, set())]
     return f"{kernel.name}-{chip}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:20]}"
 
