@@ -128,25 +128,28 @@ def test_a_tree_is_what_the_head_says_of_each_path(model, tokenizer):
 
 
 def test_the_head_reads_no_further_than_its_window(model, tokenizer):
-    """What it says behind 300 tokens with a window is what it says if the rows before were never made.
-
-    1e-3 as above; without the window it says something else."""
+    """Behind 300 tokens, with a window of 128, the first page may as well hold anything; and its first guesses are those of
+    a head that was only ever shown what comes after that page, with positions of its own. 1e-3 as above."""
     ids = np.random.default_rng(1).integers(0, 4000, 300).astype(np.int32)
-    sequence, drafter = model.sequence(tokenizer, ids=ids)
+    sequence, _ = model.sequence(tokenizer, ids=ids)
+    tower, pages = model.tower, np.array([9, 10, 11], np.int32)
+    tower.clear_slot(1)
+    hidden = tower.forward(pack([Rows(ids[:-1], 1, pages, 0, np.zeros(0, np.int32))], hidden=True)).hidden
+    alone = tower.forward_mtp(pack([Rows(ids[129:], 1, pages, 0, np.array([170]))]), hidden[128:]).logits[0]
     said = {}
-    for window, (kv, hidden) in ((0, (1, 0)), (100, (1, 0)), (128, (0, 1))):
-        drafter.window = HeadDrafter(model, Fixed(1, 1), 1, window).window
+    for window, dirty in ((0, False), (100, False), (128, True)):
         sequence.drafting.head = HeadRows(299, np.array(sequence.drafting.head.last))
-        kept = model.tower.kv[:, -1].copy()
-        if not kv:
-            model.tower.kv[:, -1, sequence.table.pages[0]] = np.nan
+        kept = tower.kv[:, -1].copy()
+        if dirty:
+            tower.kv[:, -1, sequence.table.pages[0]] = np.nan
         draft = Draft(sequence, 3, 15)
-        drafter.extend([draft])
-        said[window] = [draft.tree.tokens[row] for row in range(len(draft.tree))], np.array(draft.tree.chances)
-        model.tower.kv[:, -1] = kept
-    assert drafter.window == 128
+        HeadDrafter(model, Fixed(3, 15, 3), tokenizer.size, window).extend([draft])
+        said[window] = draft.tree.tokens, np.array(draft.tree.chances)
+        tower.kv[:, -1] = kept
     assert said[100][0] == said[128][0] and np.abs(said[100][1] - said[128][1]).max() < 1e-3
-    assert said[0][0] != said[128][0] or np.abs(said[0][1] - said[128][1]).max() > 1e-3
+    odds = np.exp(alone - alone.max()) / np.exp(alone[:tokenizer.size] - alone.max()).sum()
+    assert np.abs(odds[said[128][0][1:4]] - said[128][1][1:4]).max() < 1e-3
+    assert np.abs(odds[said[0][0][1:4]] - said[0][1][1:4]).max() > 2e-3, "without a window it says something else"
     model.pool.release(sequence.table)
 
 
