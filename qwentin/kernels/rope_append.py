@@ -5,7 +5,7 @@
              positions[t] * inv_freq[j], a float32 product; cos and sin times `magnitude` (1, or YaRN's factor)
     k_pages[page, row] <- k / k_scale,  v_pages[page, row] <- v / v_scale,  page, row = divmod(places[t], 128)
 
-    qkv        f32 or bf16 [T, (2 H + 2 G) hd]    as the fused product leaves it; the gates are not touched:
+    qkv        f32, f16 or bf16 [T, (2 H + 2 G) hd]    as the fused product leaves it; the gates are not touched:
 
                    | q 0 | gate 0 | q 1 | gate 1 | ... | q H-1 | gate H-1 | k 0 ... k G-1 | v 0 ... v G-1 |
 
@@ -160,7 +160,7 @@ def launch(stream, qkv, q_weight, k_weight, inv_freq, positions, places, heads, 
                                ("v_pages", v_pages, (pages, PAGE, groups, hd))):
         if tuple(array.shape) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
-    made = build(heads, groups, hd, half, format_of("qkv", qkv, "f32", "bf16"),
+    made = build(heads, groups, hd, half, format_of("qkv", qkv, "f32", "f16", "bf16"),
                  format_of("q", q, "bf16", "f16", "f32"), format_of("k_pages", k_pages, "bf16", "e4m3"))
     if rows:
         stream.launch(made, (-(-(heads + 2 * groups) // WARPS), rows, 1), qkv, q_weight, k_weight, inv_freq, positions,
@@ -170,6 +170,7 @@ def launch(stream, qkv, q_weight, k_weight, inv_freq, positions, places, heads, 
 CASES = (
     dict(rows=3),                                                      # 27B
     dict(rows=2, pages="e4m3", qkv="bf16", q="f16", k_scale=0.25, v_scale=0.01),
+    dict(rows=2, heads=2, groups=1, qkv="f16", q="f16", pages="e4m3"),
     dict(rows=3, heads=3, groups=1, hd=64, rotary=32, skip=1),         # ragged: five heads in blocks of four; short heads
     dict(rows=1, heads=1, groups=1, hd=128, rotary=128, magnitude=1.1386),
     dict(rows=0, heads=2, groups=1),
@@ -179,7 +180,7 @@ CASES = (
 def make(rng, rows=1, heads=24, groups=4, hd=256, rotary=64, qkv="f32", q="bf16", pages="bf16", k_scale=1.0, v_scale=1.0,
          magnitude=1.0, skip=0, total=2):
     """Named random arguments; the first `skip` rows are not appended, the last stands at position 262143."""
-    x = rng.standard_normal((rows, (2 * heads + 2 * groups) * hd)).astype(np.float32)
+    x = rng.standard_normal((rows, (2 * heads + 2 * groups) * hd)).astype(np.float16 if qkv == "f16" else np.float32)
     shape = (total, PAGE, groups, hd)
     cache = [rng.integers(0, 0x7E, shape).astype(np.uint8) if pages == "e4m3" else
              (rng.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) for _ in range(2)]
