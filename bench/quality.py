@@ -143,10 +143,12 @@ def is_exact(case: Case, text: str) -> bool:
     return calls == wanted
 
 
-def answers(directory, cases: list[Case]) -> int:
-    """How many conversations the model of a directory answers exactly, greedily."""
+def answers(directory, cases: list[Case], change=lambda tower: tower, **options) -> list[str]:
+    """What the model of a directory says in each conversation, greedily; `change` is called with its tower first."""
     longest = max(len(case.prompt) + 2 * len(case.reference) + 256 for case in cases)
-    engine = Engine.load(EngineConfig(model=str(directory), max_seqs=16, kv_tokens=16 * longest, max_model_len=longest))
+    engine = Engine.load(EngineConfig(model=str(directory), max_seqs=16, kv_tokens=16 * longest, max_model_len=longest,
+                                      **options))
+    change(engine.tower)
     engine.start()
     events = queue.Queue()
     for i, case in enumerate(cases):
@@ -158,7 +160,12 @@ def answers(directory, cases: list[Case]) -> int:
         texts[i] += event.text if isinstance(event, Delta) else ""
         running -= isinstance(event, Done)
     engine.stop()
-    return sum(is_exact(case, text) for case, text in zip(cases, texts))
+    return texts
+
+
+def exact(cases: list[Case], texts: list[str]) -> str:
+    """How many are right."""
+    return f"{sum(is_exact(case, text) for case, text in zip(cases, texts))}/{len(cases)}"
 
 
 # ---- the report
@@ -223,7 +230,7 @@ def main():
         rows = compare(opened["original"], {name: opened[name] for name in chosen}, cases)
         for name, directory in directories.items():
             rows[name]["bits"] = bits(opened[name])
-            rows[name]["exact"] = None if options.no_answers else f"{answers(directory, everyone)}/{len(everyone)}"
+            rows[name]["exact"] = None if options.no_answers else exact(everyone, answers(directory, everyone))
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / "quality.md").write_text(as_table(rows))
