@@ -1,10 +1,12 @@
 """The 120 conversations of tests/data/eval.jsonl, greedily over HTTP, from two servers: do they generate the same ids?
 
-    python bench/eval_http.py --device cuda --kv bf16 [--model DIR] [--concurrent 16]
+    python bench/eval_http.py --device cuda --kv bf16 [--model DIR] [--concurrent 16] [--chunks 0 1 7 64 100 512]
+                              [--formats e4m3 f16]
 
 The reference is the same server with --device cpu, run first. Ids may part only where the reference's best two tokens are
-within 0.02 in log-probability (their difference is that of the float32 logits); such places are counted and listed. Prints
-what differs and the speed, then one JSON line.
+within 0.02 in log-probability (their difference is that of the float32 logits); such places are counted and listed. With
+--chunks, a server for each number of prompt tokens in a step and each --prefill-format. Prints what differs and the speed,
+then one JSON line.
 """
 import argparse
 import json
@@ -75,21 +77,34 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--kv", default="bf16")
     parser.add_argument("--concurrent", type=int, default=16)
+    parser.add_argument("--chunks", nargs="*", default=["0"])
+    parser.add_argument("--formats", nargs="*", default=["e4m3"])
     options = parser.parse_args()
     wanted, seconds, _ = answers(options.concurrent, "--model", options.model, "--device", "cpu")
-    got, faster, health = answers(options.concurrent, "--model", options.model, "--device", options.device,
-                                  "--kv", options.kv)
+    print(f"the reference: {seconds:.1f} s", flush=True)
+    rows = []
+    for chunk, format in ((c, f) for c in options.chunks for f in options.formats):
+        got, faster, health = answers(options.concurrent, "--model", options.model, "--device", options.device,
+                                      "--kv", options.kv, "--prefill-chunk", chunk, "--prefill-format", format)
+        equal, near, wrong = compared(got, wanted)
+        print(f"{health['device']}, chunk {chunk}, {format} ({health.get('prefill')}): {equal} of {len(CASES)} equal; near "
+              f"ties {near}; wrong {wrong}; {faster:.1f} s", flush=True)
+        rows.append(dict(chunk=chunk, format=format, equal=equal, near=len(near), wrong=len(wrong), seconds=faster))
+    print(json.dumps(dict(bench="eval_http", device=health["device"], model=Path(options.model).name, kv=options.kv,
+                          rows=rows, health=health)))
+
+
+def compared(got, wanted):
+    """(how many are equal, where others part at a near tie, where elsewhere)."""
     equal, near, wrong = 0, [], []
     for number, ((ids, _), (reference, gaps)) in enumerate(zip(got, wanted)):
         if ids == reference:
             equal += 1
             continue
         at = next(i for i, (a, b) in enumerate(zip(ids + [None], reference + [None])) if a != b)
-        (near if at < len(gaps) and gaps[at] < NEAR else wrong).append((number, at, round(gaps[at], 4)))
-    print(f"{health['device']}: {equal} of {len(CASES)} equal; near ties {near}; wrong {wrong}; "
-          f"{faster:.1f} s, the reference {seconds:.1f} s")
-    print(json.dumps(dict(bench="eval_http", device=health["device"], model=Path(options.model).name, kv=options.kv,
-                          equal=equal, near=len(near), wrong=len(wrong), seconds=faster, health=health)))
+        gap = round(gaps[at], 4) if at < len(gaps) else None
+        (near if gap is not None and gap < NEAR else wrong).append((number, at, gap))
+    return equal, near, wrong
 
 
 if __name__ == "__main__":

@@ -13,12 +13,15 @@ def status(engine) -> dict:
     s = engine.scheduler
     busy = {page for sequence in list(s.running) for page in (sequence.table.pages if sequence.table else ())}
     died = engine.thread.ident is not None and not engine.thread.is_alive() and engine.closing is None
+    unread = sum(max(q.prompt_tokens - (q.table.length if q.table else 0), 0) for q in [*s.running, *s.waiting])
     word = "failed" if died else "asleep" if engine.sleeper.asleep else "ok"
     return {"status": word, **engine.placed.report(), **engine.sleeper.report(), "running": len(s.running),
             "waiting": engine.accepted - len(engine.jobs) + len(s.waiting),
             "kv_pages": s.pool.total, "kv_pages_free": s.pool.total - len(busy),     # those of the cache can be had
             "kv_pages_cached": s.pool.total - len(s.pool.free) - len(busy), "prefixes": len(s.cache.entries),
             "state_slots": s.most, "state_slots_free": s.most - len(s.running),
+            "prefill_tokens_left": unread, "prefill_tokens_per_second": round(s.pace.rate or 0, 1),
+            "prefill_seconds_left": round(s.pace.left_s(unread) or 0, 3),
             **engine.speculation.counts(),
             **engine.served, "evictions": engine.served["evictions"] + s.cache.evictions}
 

@@ -152,7 +152,9 @@ class EngineConfig:
     max_model_len: int = option(0, "context window in tokens; 0 takes the checkpoint's", low=0)
     max_seqs: int = option(16, "sequences that run at once; more wait in the queue", low=1)
     max_queue: int = option(256, "requests that may wait before new ones are refused with 503", low=1)
-    prefill_chunk: int = option(512, "prompt tokens in one step; smaller keeps other streams smoother", low=1)
+    prefill_chunk: int = option(0, "prompt tokens in one step; 0: by memory, beside other streams by measured time", low=0)
+    prefill_format: str = option("e4m3", "activations of long prompts on a GPU: e4m3 where it can, or f16, which is slower",
+                                 choices=("e4m3", "f16"))
     kv_tokens: int = option(0, "KV cache size in tokens; 0 takes four context windows", low=0)
     cache_mib: int = option(256, "MiB of recurrent-state snapshots kept for prompts that begin alike; 0 keeps none", low=0)
     cache_dir: str = option("", "keep prefixes here when the server stops and find them when it starts", metavar="DIR")

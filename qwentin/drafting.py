@@ -56,6 +56,15 @@ class HeadRows:
         self.hidden = self.hidden[min(until, self.end - 1) - first:].copy()
         return found
 
+    def lacks(self, until: int) -> bool:
+        """Whether there are hiddens of rows before `until` that are not in the head's cache."""
+        return self.hidden is not None and self.seeded < until
+
+    def feed(self, count: int, seeded: int, last: np.ndarray) -> None:
+        """`count` positions went by; the first `seeded` rows are there. last: the last one's hidden, f32 [1, D]."""
+        self.end += count
+        self.seeded, self.hidden = max(self.seeded, self.end - count + seeded), last.copy()
+
     @property
     def last(self) -> np.ndarray | None:
         """The hidden of the last position, f32 [1, D]."""

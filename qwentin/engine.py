@@ -20,6 +20,7 @@ from .constraint import Grammars
 from .errors import ConstraintFailed, EngineStopped, QueueFull
 from .history import History
 from .kvpool import KVPool
+from .pace import Pace
 from .prefix_store import PrefixStore, model_digest
 from .request import Delta, Done, Finish, GenerateRequest, Progress, Usage
 from .sampler import best, default_sampling, log_probabilities
@@ -72,7 +73,8 @@ class Engine:
     def install(self, placed: Placed) -> None:
         """Work with this tower from now on; its pools are empty. Nothing may run."""
         self.placed, self.tower = placed, placed.tower
-        self.scheduler = Scheduler(KVPool(placed.pages), self.config.max_seqs, placed.kept, self.config.prefill_chunk)
+        self.scheduler = Scheduler(KVPool(placed.pages), self.config.max_seqs, placed.kept,
+                                   Pace.of(self.config.prefill_chunk, placed.chunk))
 
     # ------------------------------------------------------------------ for other threads
     def start(self) -> None:
@@ -146,7 +148,9 @@ class Engine:
             clock = self.jobs[sequence.request.id].clock
             clock.started = clock.started or monotonic()
         plan = self.speculation.plan_step(picked, self.scheduler)
+        begun = monotonic()
         output = self.tower.forward(plan.step)
+        self.scheduler.pace.ran(sum(part.count for part in plan.parts if not part.decodes), monotonic() - begun)
         self.speculation.ran(plan, output)
         self.scheduler.commit(plan)
         self.accept(plan, output)
@@ -217,7 +221,8 @@ class Engine:
                 continue
             if sequence.index == 0 and part.start < sequence.prompt_tokens:
                 score_prompt(job, sequence, part.start, part.count, rows, self.tokenizer.size)
-                job.emit(Progress(min(part.start + part.count, sequence.prompt_tokens), sequence.prompt_tokens))
+                total, done = sequence.prompt_tokens, min(part.start + part.count, sequence.prompt_tokens)
+                job.emit(Progress(done, total, self.scheduler.pace.left_s(total - done)))
             if sequence.pending or sequence.finished:
                 continue
             if sequence.limit == 0:

@@ -73,9 +73,10 @@ class Token:
 
 @dataclass(frozen=True)
 class Progress:
-    """`done` of `total` prompt tokens are prefilled."""
+    """`done` of `total` prompt tokens are prefilled; left_s: seconds that the rest will take, None if nobody knows."""
     done: int
     total: int
+    left_s: float | None = None
 
 
 @dataclass(frozen=True)

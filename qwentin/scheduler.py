@@ -1,7 +1,7 @@
 """Scheduler: who runs next. It owns the waiting line, the running sequences, both pools and the prefix cache; it builds the
 next Step.
 
-    every step:  one row of each sequence that decodes  +  up to `chunk` prompt rows of those that prefill, oldest first
+    every step:  one row of each sequence that decodes  +  up to pace.rows() of prompts, the oldest first
 
 Admission takes a state slot and the pages of the whole prompt, and goes on from the longest known prefix. When pages are
 short the cache gives up its cheapest entries; when that is not enough for a running sequence's next page, the youngest one
@@ -18,6 +18,7 @@ import numpy as np
 
 from .drafting import HeadRows
 from .kvpool import PAGE, KVPool, OutOfPages, Table, pages_for
+from .pace import Pace
 from .prefix import Entry, PrefixCache
 from .sequence import Sequence
 from .slots import StateSlots
@@ -63,10 +64,10 @@ class Chore:
 class Scheduler:
     """Runs at most `most` sequences; the cache keeps at most `kept` prefixes. `slots` holds most + kept."""
 
-    def __init__(self, pool: KVPool, most: int, kept: int, chunk: int):
+    def __init__(self, pool: KVPool, most: int, kept: int, pace: Pace):
         self.pool, self.slots = pool, StateSlots(most + kept)
         self.cache = PrefixCache(pool, self.slots, kept)
-        self.most, self.chunk = most, chunk
+        self.most, self.pace = most, pace
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []       # in order of admission, oldest first
         self.chores: list[Chore] = []
@@ -137,9 +138,9 @@ class Scheduler:
 
     def pick(self) -> dict[Sequence, int]:
         """Who has rows in the next step and how many, their pages reserved."""
-        budget = self.chunk
         counts: dict[Sequence, int] = {}
         self.admit()
+        budget = self.pace.rows(any(s.pending == 1 for s in self.running))
         for sequence in list(self.running):
             if sequence.table is None:          # was sent back to make room for an older one
                 continue
@@ -220,10 +221,12 @@ class Scheduler:
                          length=start - len(accepted), accepted=accepted)
             if tree:
                 count, (tokens, parents) = len(tree), tree.arrays()
-                rows.append(Rows(tokens, outputs=np.arange(count, dtype=np.int32), parents=parents, commit=False, **place))
+                rows.append(Rows(tokens, outputs=np.arange(count, dtype=np.int32), parents=parents, commit=False,
+                                 follows=np.full(count, -1, np.int32), **place))
             else:
                 tokens = np.array(sequence.ids[start:start + count], np.int32)
-                rows.append(Rows(tokens, outputs=sequence.wanted_rows(start, count), **place))
+                follows = np.array([*sequence.ids[start + 1:start + count + 1], -1][:count], np.int32)
+                rows.append(Rows(tokens, outputs=sequence.wanted_rows(start, count), follows=follows, **place))
             wanted = len(rows[-1].outputs)
             parts.append(Part(sequence, start, count, slice(done, done + wanted), tree))
             done += wanted
@@ -237,7 +240,7 @@ class Scheduler:
             if part.tree:
                 continue
             self.pool.advance(part.sequence.table, part.count)
-            if part.sequence.worth_keeping(self.chunk):
+            if part.sequence.worth_keeping(self.pace.most):
                 self.snapshot(part.sequence)
 
     def keep_row(self, sequence: Sequence, row: int) -> None:

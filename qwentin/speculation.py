@@ -139,19 +139,24 @@ class Speculation:
         for part in plan.parts:
             part.sequence.drafting.tally.plain += part.decodes and not part.tree
         if self.head:
-            self.read(plan, output.hidden)
+            self.read(plan, output.hidden, output.seeded)
 
-    def read(self, plan: Plan, hidden: np.ndarray | None) -> None:
+    def read(self, plan: Plan, hidden: np.ndarray | None, seeded: np.ndarray | None) -> None:
         """Take the hiddens of rows that are committed for good; run the draft head where it lags, as far as tokens go."""
-        behind = []
+        behind, ahead = [], []
         for r, part in enumerate(plan.parts):
             if part.tree or not self.wants(part.sequence):
                 continue
-            head, end = part.sequence.drafting.head, part.start + part.count
+            head, end, rows = part.sequence.drafting.head, part.start + part.count, plan.step.span(r)
             if not self.follows(part.sequence, part.count):
                 head.skip(part.count)
                 continue
-            head.push(hidden[plan.step.span(r)])
+            if seeded is not None and seeded[r]:            # by the tower, but for the rows before and the last
+                if head.lacks(part.start):
+                    behind.append((part.sequence, part.start))
+                ahead.append((head, part.count, int(seeded[r]), hidden[rows.stop - 1:rows.stop]))
+                continue
+            head.push(hidden[rows])
             known = min(end, len(part.sequence.ids) - 1)
             if known > head.seeded and (known == end or known - head.seeded >= LAG):
                 behind.append((part.sequence, known))
@@ -161,6 +166,8 @@ class Speculation:
             log.exception("the draft head failed")
             for sequence, _ in behind:
                 self.turn_off(sequence, f"the draft head failed: {error}")
+        for head, *rows in ahead:
+            head.feed(*rows)
 
     def walk(self, part: Part, logits: np.ndarray, proceed: Callable[[np.ndarray], object]) -> None:
         """Choose tokens along the tree of a part; proceed(row of logits) chooses one as in plain decoding.

@@ -33,6 +33,8 @@ class Step:
     accepted   one i32 array a sequence: row numbers of its previous, uncommitted step
     outputs    i32 [O]     rows of the step whose logits are wanted
     hidden     whether the final-normed hidden of every row is wanted too (the draft head reads it)
+    follows    i32 [T] or None: with hidden, the token behind each row, -1 where it is not known. A tower may give pairs of
+               (hidden, token) to the draft head itself, and return of such a sequence only its last row's hidden
     """
     tokens: np.ndarray
     positions: np.ndarray
@@ -45,6 +47,7 @@ class Step:
     accepted: tuple[np.ndarray, ...]
     outputs: np.ndarray
     hidden: bool = False
+    follows: np.ndarray | None = None
 
     @property
     def rows(self) -> int:
@@ -61,9 +64,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Output:
-    """logits f32 [O, V] of the wanted rows; hidden f32 [T, D] after the final norm, or None if it was not asked."""
+    """logits f32 [O, V] of the wanted rows; hidden f32 [T, D] after the final norm, or None if it was not asked.
+
+    seeded: by sequence, of how many of its first rows the draft head has the keys and values now; None: of none.
+    """
     logits: np.ndarray
     hidden: np.ndarray | None = None
+    seeded: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ class Rows:
     commit: bool = True
     accepted: np.ndarray | None = None
     shift: int = 0                  # rope position of the first row in `pages`; the draft head may begin later than the text
+    follows: np.ndarray | None = None   # i32 [t]; see Step
 
 
 def pack(rows: list[Rows], hidden: bool = False) -> Step:
@@ -99,7 +107,9 @@ def pack(rows: list[Rows], hidden: bool = False) -> Step:
         slots=np.array([r.slot for r in rows], np.int32), pages=pages,
         lengths=np.array([r.length for r in rows], np.int32),
         commit=np.array([r.commit for r in rows], bool), accepted=accepted,
-        outputs=np.concatenate([r.outputs + s for r, s in zip(rows, starts)]).astype(np.int32), hidden=hidden)
+        outputs=np.concatenate([r.outputs + s for r, s in zip(rows, starts)]).astype(np.int32), hidden=hidden,
+        follows=np.concatenate([r.follows for r in rows]).astype(np.int32) if hidden and all(
+            r.follows is not None for r in rows) else None)
 
 
 def chain(n: int) -> np.ndarray:

@@ -23,6 +23,8 @@ log = logging.getLogger("qwentin.towers")
 
 GIB = 1 << 30
 ROWS = 128                      # of a matrix: a strip on the GPU, a few panels without one
+CHUNKS = (4096, 2048, 1024, 512)        # rows of prefill at once, the most that memory allows: 0.9 GB of 27B at 4096
+WIDE_CHIPS = ("sm_90a",)        # that have a product of e4m3 tiles (kernels/gemm_sm90a.py)
 OLDEST = (8, 0)                 # compute capability: mma.sync m16n8k16, cp.async
 
 
@@ -36,13 +38,15 @@ class Placed:
     device: str
     memory: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    chunk: int = 0              # prompt rows that go through the layers at once; 0: no matter
+    prefill: str = ""           # how prompts are read on a GPU, in words
 
     def report(self) -> dict:
         """For /health: device, bytes by part, seconds to load, graphs captured so far."""
         backend = getattr(self.tower, "backend", None)
         free = {"device_free_bytes": backend.free_bytes()} if backend else {}
         return {"device": self.device, "memory": self.memory, "load_seconds": round(self.seconds, 3), **free,
-                "graphs": len(getattr(self.tower, "graphs", ()))}
+                "graphs": len(getattr(self.tower, "graphs", ())), **({"prefill": self.prefill} if self.prefill else {})}
 
 
 def load_tower(config: EngineConfig, tokens: int) -> tuple[Placed, ModelConfig]:
@@ -68,6 +72,8 @@ def place(config: EngineConfig, checkpoint, valid: int) -> Placed:
     placed.seconds = time.perf_counter() - start
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in placed.memory.items())
     log.info("on %s: %s GiB; built in %.1f s", placed.device, parts, placed.seconds)
+    if placed.prefill:
+        log.info("prefill: %s", placed.prefill)
     return placed
 
 
@@ -121,10 +127,14 @@ def on_device(config, checkpoint, valid, backend, free):
     shape = dict(slots=config.max_seqs + kept, has_mtp=checkpoint.has_mtp, kv=config.kv, active=config.max_seqs)
     reckon = lambda pages: memory.needed(checkpoint, backend.multiprocessors, backend.shared, **shape, pages=pages)
     least = pages_for(config.context_window(model))
-    needed = reckon(least)
-    page = needed["KV"] // least
-    rest = sum(needed.values()) - needed["KV"] + CONTEXT
-    fit = int(free - rest) // page
+    for wide in (*(CHUNKS if config.prefill_format == "e4m3" and backend.chip in WIDE_CHIPS else ()), 0):
+        shape["wide"] = wide
+        needed = reckon(least)
+        page = needed["KV"] // least
+        rest = sum(needed.values()) - needed["KV"] + CONTEXT
+        fit = int(free - rest) // page
+        if fit >= least:
+            break
     if fit < least:
         raise ConfigError(f"{backend.name} has {free / GIB:.2f} GiB free and {checkpoint.directory} needs {rest / GIB:.2f} "
                           f"besides its KV cache: a context of {max(fit, 0) * PAGE} tokens would fit, {least * PAGE} were "
@@ -132,7 +142,17 @@ def on_device(config, checkpoint, valid, backend, free):
                           "smaller weights.")
     pages = min(pages_for(config.kv_rows(model)), fit)
     tower = CudaTower(model, Source(checkpoint, backend), **shape, pages=pages, valid=valid)
-    return Placed(tower, pages, shape["slots"], kept, backend.name, reckon(pages))
+    return Placed(tower, pages, shape["slots"], kept, backend.name, reckon(pages),
+                  chunk=tower.wide.most if tower.wide else 0, prefill=described(config, backend, tower))
+
+
+def described(config, backend, tower):
+    """How a CUDA tower reads prompts."""
+    if tower.wide:
+        return f"chunks of {tower.wide.most} rows, e4m3 activations"
+    why = "as asked" if config.prefill_format == "f16" else tower.hindrance or \
+        (f"no e4m3 product for {backend.chip}" if backend.chip not in WIDE_CHIPS else "no memory left for chunks")
+    return f"rounds of 32 rows, f16 activations: {why}"
 
 
 PLACES = {"cpu": on_cpu, "cuda": on_gpu, "emulator": on_emulator}

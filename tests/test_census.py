@@ -47,7 +47,10 @@ def test_running_and_waiting_choices(engine):
     running = {c["id"]: c for c in engine.slots()["running"]}
     assert running["b"]["state"] == "decode" and running["b"]["completion_tokens"] > 0
     assert "swordfish" not in json.dumps(engine.slots())
-    assert engine.status()["running"] == 2 and engine.status()["waiting"] == 1
+    status = engine.status()
+    assert status["running"] == 2 and status["waiting"] == 1
+    a, c = engine.scheduler.running[0], engine.scheduler.waiting[0]
+    assert status["prefill_tokens_left"] == max(long - a.table.length, 0) + c.prompt_tokens
 
 
 def test_warm_conversations(engine):

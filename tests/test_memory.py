@@ -45,6 +45,11 @@ def test_plain_weights():
     assert items["KV"] == 2 * 3 * 5 * 128 * 256 * 2 and items["state"] == 6 * 3 * 4 * (6 * 128 * 128 + 3 * 1280)
 
 
+def test_chunks_of_prefill(tmp_path):
+    prepare(nano.DIRECTORY, tmp_path / "fp6", weights="fp6").run()
+    assert agree(tmp_path / "fp6", wide=256)["prefill"] > 256 * (6 * 256 + 2 * 768)
+
+
 def test_packed_weights(tmp_path):
     prepare(nano.DIRECTORY, tmp_path / "fp4", weights="fp4").run()
     assert agree(tmp_path / "fp4", kv="e4m3")["KV"] == 2 * 3 * 5 * 128 * 256

@@ -7,6 +7,7 @@ import pytest
 from qwentin import nano
 from qwentin.kvpool import PAGE, KVPool
 from qwentin.request import GenerateRequest
+from qwentin.pace import Pace
 from qwentin.scheduler import Scheduler
 from qwentin.sequence import Sequence
 from qwentin.tokenizer import Tokenizer
@@ -19,7 +20,7 @@ def tokenizer():
 
 def scheduler(pages=16, slots=4, chunk=64, kept=0):
     """Without a prefix cache unless `kept`: tests/test_prefix.py is about that."""
-    return Scheduler(KVPool(pages), slots, kept, chunk)
+    return Scheduler(KVPool(pages), slots, kept, Pace(chunk))
 
 
 @pytest.fixture

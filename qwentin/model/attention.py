@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernels import attn_decode, rope_append
+from ..kernels import attn_decode, attn_prefill, rope_append
 from .matrix import Matrix
 
 
@@ -42,3 +42,44 @@ class Attention:
         attn_decode.launch(backend.stream, b.q, b.qkv, self.keys, self.values, b.pages, b.starts, b.lengths, b.ancestors,
                            1.0, 1.0, b.attended, b.partial, b.stats)
         self.out.launch(backend, b.attended.reshape(b.bucket.rows, heads * 256), b.delta, work)
+
+    @property
+    def matrices(self):
+        return self.qkv, self.out
+
+    @property
+    def heads(self):
+        return self.out.tiles.shape[1] * 128 // 256
+
+    @property
+    def row_bytes(self):
+        """Of a chunk's pieces (arena.py)."""
+        return {"wide": 2 * self.qkv.n, "rows": 2 * 256 * self.heads, "mixer": 2 * 256 * self.heads}
+
+    def queue_wide(self, backend, c):
+        """Queue the mixer of a chunk: its rows in tiles -> c.delta."""
+        q, qkv = self.append(backend, c, c.places)
+        attended = c.piece("rows", np.float16, self.heads, 256)
+        attn_prefill.launch(backend.stream, q, qkv, self.keys, self.values, c.pages, c.span, 1.0, 1.0, attended,
+                            *self.shared(backend, c))
+        c.multiply(self.out, attended.reshape(c.rows, self.heads * 256), c.delta)
+
+    def shared(self, backend, c):
+        """(partial, stats) where blocks share the keys of few rows, as many as the memory of matrices allows."""
+        groups = self.keys.shape[2]
+        per = self.heads // groups
+        for splits in range(attn_prefill.splits_for(backend.multiprocessors, c.rows, per, groups), 1, -1):
+            lines = groups, splits + 1, c.rows * per
+            arrays = ((*lines, 256), np.float32), ((*lines, 2), np.float32)
+            if c.arena.fits("matrix", *arrays):
+                return c.arena.carve("matrix", *arrays)
+        return None, None
+
+    def append(self, backend, c, places):
+        """Queue a chunk's projection, and its keys and values into the pages: its rows in tiles -> q, qkv."""
+        qkv = c.piece("wide", np.float16, self.qkv.n)
+        q = c.piece("mixer", np.uint16 if self.keys.dtype == np.uint16 else np.float16, self.heads, 256)
+        c.times(self.qkv, qkv)
+        rope_append.launch(backend.stream, qkv, self.q_norm, self.k_norm, self.inv_freq, c.positions, places, self.heads, q,
+                           self.keys, self.values, eps=self.eps)
+        return q, qkv

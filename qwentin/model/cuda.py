@@ -31,6 +31,7 @@ from .mtp import DraftHead
 from .rounds import Ledger, split
 from .staging import Part, fill, gaps, pad, path_moves
 from .trace import Trace
+from .wide import Wide, hindrance
 
 KV_DTYPES = {"bf16": np.uint16, "e4m3": np.uint8}
 
@@ -56,10 +57,11 @@ class Layer:
 class CudaTower:
     """`pages` pages of KV and `slots` recurrent states on `backend`, weights from `source` (matrix.Source).
 
-    active: how many sequences run at once, at most: each may have rows that its state lags behind; kv: format of the pages.
+    active: how many sequences run at once, at most: each may have rows that its state lags behind; kv: format of the pages;
+    wide: rows of a chunk of prefill, 0 for rounds alone (wide.py).
     """
 
-    def __init__(self, config, source, pages, slots, has_mtp=True, kv="bf16", active=16, valid=None):
+    def __init__(self, config, source, pages, slots, has_mtp=True, kv="bf16", active=16, valid=None, wide=0):
         c, backend = config, source.backend
         self.config, self.backend, self.kv_name = c, backend, f"kv_{kv}"
         layers = len(c.full_layers) + has_mtp
@@ -78,6 +80,9 @@ class CudaTower:
         self.host_logits = backend.staging((ROWS, c.vocab_size), np.float32)
         self.host_hidden = backend.staging((ROWS, c.hidden_size), np.float32)
         self.graphs = {}                # (what, Bucket) -> Replay
+        self.hindrance = hindrance(self)
+        table = min(pages, -(-c.max_position_embeddings // PAGE))
+        self.wide = Wide(self, wide, table) if wide and not self.hindrance else None
 
     # ------------------------------------------------------------------ loading
     def read_layers(self, source):
@@ -181,16 +186,22 @@ class CudaTower:
     # ------------------------------------------------------------------ the forward passes
     def forward(self, step: Step) -> Output:
         """Run the step: commit the accepted rows, then compute its own."""
-        return self.run(step, "forward", self.queue_forward)
+        out = self.output(step)
+        return self.run(step, out, "forward", self.queue_forward, but=self.wide.run(step, out) if self.wide else frozenset())
 
     def forward_mtp(self, step: Step, hidden: np.ndarray) -> Output:
         """The draft head over pairs (hidden of position p, token p + 1), as model/cpu.py has it."""
-        return self.run(step, "mtp", self.queue_mtp, hidden)
+        return self.run(step, self.output(step), "mtp", self.queue_mtp, hidden)
 
-    def run(self, step, what, queue, hidden=None):
-        logits = np.empty((len(step.outputs), self.config.vocab_size), np.float32)
-        rows = np.empty((step.rows, self.config.hidden_size), np.float32) if step.hidden else None
-        for spans in split(step):
+    def output(self, step):
+        """Room for what the step wants."""
+        hidden = np.empty((step.rows, self.config.hidden_size), np.float32) if step.hidden else None
+        return Output(np.empty((len(step.outputs), self.config.vocab_size), np.float32), hidden,
+                      np.zeros(step.sequences, np.int32))
+
+    def run(self, step, output, what, queue, hidden=None, but=frozenset()):
+        """Run the sequences of a step that are not in `but` in rounds."""
+        for spans in split(step, but):
             part = self.stage(step, spans, hidden)
             self.replay(what, part.buffers, queue)
             if part.outputs:
@@ -198,10 +209,10 @@ class CudaTower:
             if step.hidden:
                 self.backend.read(part.buffers.normed[:part.rows], self.host_hidden[:part.rows])
             self.backend.synchronize()
-            logits[part.wanted] = self.host_logits[:part.outputs]
+            output.logits[part.wanted] = self.host_logits[:part.outputs]
             if step.hidden:
-                rows[part.at] = self.host_hidden[:part.rows]
-        return Output(logits, rows)
+                output.hidden[part.at] = self.host_hidden[:part.rows]
+        return output
 
     def replay(self, what, b, queue):
         """Launch the graph of (what, bucket), captured at its first use."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernels import conv_split, delta_decode, delta_verify, gated_norm
+from ..kernels import conv_split, conv_wide, delta_chunk, delta_decode, delta_prepare, delta_verify, gated_norm
 from .matrix import Matrix
 
 
@@ -65,6 +65,34 @@ class DeltaNet:
         self.into.launch(backend, b.x, b.projected, work)
         self.advance(backend, b, b.bucket.deep)
         self.out.launch(backend, b.gated.reshape(b.bucket.rows, b.gated.shape[1] * 128), b.delta, work)
+
+    @property
+    def matrices(self):
+        return self.into, self.out
+
+    @property
+    def row_bytes(self):
+        """Of a chunk's pieces (arena.py)."""
+        Nk, Nv = self.pools.k.shape[2], self.pools.v.shape[2]
+        matrices = 2 * delta_prepare.PIECES * 32 * 8 * 2 // delta_prepare.CHUNK          # inverse and within
+        return {"wide": 2 * self.into.n, "rows": 2 * 128 * Nv, "mixer": 4 * 128 * Nk + (2 * 128 + 8 + matrices + 8) * Nv}
+
+    def queue_wide(self, backend, c):
+        """Queue the mixer of a chunk: its rows in tiles -> c.delta; the slot's S and window are moved on."""
+        p, stream, T, f16, f32 = self.pools, backend.stream, c.rows, np.float16, np.float32
+        Nk, Nv, blocks = p.k.shape[2], p.v.shape[2], -(-c.rows // delta_prepare.CHUNK)
+        projected, o = c.piece("wide", f16, self.into.n), c.piece("rows", f16, Nv, 128)
+        triangle = (blocks, Nv, delta_prepare.PIECES, 32, 8), f16
+        q, k, v, beta, g, inverse, within, decays = c.arena.carve(
+            "mixer", ((T, Nk, 128), f16), ((T, Nk, 128), f16), ((T, Nv, 128), f16), ((T, Nv), f32), ((T, Nv), f32),
+            triangle, triangle, ((blocks, Nv, 2, delta_prepare.CHUNK), f32))
+        c.times(self.into, projected)
+        conv_wide.launch(stream, c.slot, projected, self.conv, self.decay, self.dt_bias, p.window, q, k, v, beta, g,
+                         self.into.terms)
+        delta_prepare.launch(stream, c.slot, q, k, beta, g, inverse, within, decays)
+        delta_chunk.launch(stream, c.slot, p.S, q, k, v, inverse, within, decays, o)
+        gated_norm.launch(stream, o, projected, self.channels, self.norm, v, self.eps)         # nobody needs v any more
+        c.multiply(self.out, v.reshape(T, Nv * 128), c.delta)
 
     def advance(self, backend, b, rows):
         """Commit what the plan says was accepted, and run up to `rows` new rows of each sequence: b.projected -> b.gated.

@@ -21,6 +21,10 @@ class Head:
         """Queue it for a round with buffers b and the norm weights of the stack that ends here."""
         rmsnorm.launch(backend.stream, b.hidden, b.delta, norm, b.normed, self.eps)
         if b.bucket.outputs:
-            gather.launch(backend.stream, b.normed, b.outputs, b.head_x)
-            self.matrix.launch(backend, b.head_x, b.logits, work)
-            topk.launch(backend.stream, b.logits, None, self.valid, b.best_values, b.best_ids, b.topk_work, BEST)
+            self.choose(backend, b, b.normed, b.outputs, work)
+
+    def choose(self, backend, b, normed, outputs, work):
+        """Logits and candidates of the rows `outputs` of normed, in a round's buffers b."""
+        gather.launch(backend.stream, normed, outputs, b.head_x)
+        self.matrix.launch(backend, b.head_x, b.logits, work)
+        topk.launch(backend.stream, b.logits, None, self.valid, b.best_values, b.best_ids, b.topk_work, BEST)

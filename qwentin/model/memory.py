@@ -2,7 +2,7 @@
 
     weights   packed tiles, f16 matrices, vectors        KV      pages of every full layer and the draft head's
     state     S and window of every slot                 rounds  the rows that states lag behind by (rounds.py)
-    scratch   a round's arrays (buffers.py)
+    scratch   a round's arrays (buffers.py)                      prefill  a wide chunk's (arena.py)
 
 Who calls: towers.py, to refuse a context that does not fit before the weights are read. Proven by tests/test_memory.py.
 """
@@ -90,7 +90,7 @@ class CountingSource:
 
 
 def needed(checkpoint, multiprocessors, shared, **tower) -> dict[str, int]:
-    """Bytes by item; `tower` are CudaTower's own arguments: pages, slots, has_mtp, kv, active."""
+    """Bytes by item; `tower` are CudaTower's own arguments: pages, slots, has_mtp, kv, active, wide."""
     backend = CountingBackend(multiprocessors, shared)
     source = CountingSource(checkpoint, backend)
     built = CudaTower(checkpoint.config, source, **tower)
@@ -103,4 +103,5 @@ def parts(tower) -> dict[str, int]:
     pools = tower.pools
     sizes = lambda names: sum(getattr(p, name).nbytes for p in pools for name in names)
     return {"KV": tower.kv.nbytes, "state": sizes(("S", "window")), "rounds": sizes(("pending", "k", "v", "beta", "g")),
-            "scratch": tower.scratch.nbytes + math.prod(tower.work.shape) * 4}
+            "scratch": tower.scratch.nbytes + math.prod(tower.work.shape) * 4,
+            **({"prefill": tower.wide.nbytes} if tower.wide else {})}

@@ -7,6 +7,8 @@ Who calls: model/cuda.py. Proven against model/cpu.py by tests/test_cuda.py.
 """
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..kernels import swiglu
 from .matrix import Matrix
 
@@ -29,3 +31,19 @@ class Mlp:
             self.gate_up.launch(backend, b.x, b.gate_up, work)
             swiglu.launch(backend.stream, b.gate_up, b.product)
         self.down.launch(backend, b.product, b.delta, work)
+
+    @property
+    def matrices(self):
+        return self.gate_up, self.down
+
+    @property
+    def row_bytes(self):
+        """Of a chunk's pieces (arena.py)."""
+        return {"wide": 2 * self.gate_up.n, "rows": self.gate_up.n}
+
+    def queue_wide(self, backend, c):
+        """Queue the MLP of a chunk: its rows in tiles -> c.delta."""
+        gate_up, product = c.piece("wide", np.float16, self.gate_up.n), c.piece("rows", np.float16, self.gate_up.n // 2)
+        c.times(self.gate_up, gate_up)
+        swiglu.launch(backend.stream, gate_up, product, woven=self.gate_up.gated)
+        c.multiply(self.down, product, c.delta)

@@ -7,7 +7,7 @@ Who calls: model/cuda.py. Proven against model/cpu.py by tests/test_cuda.py.
 """
 from dataclasses import dataclass
 
-from ..kernels import rmsnorm
+from ..kernels import embed, rmsnorm
 from .matrix import Matrix
 
 
@@ -34,3 +34,23 @@ class DraftHead:
         self.from_hidden.launch(backend, b.x, b.delta, work)
         rmsnorm.launch(backend.stream, b.hidden, None, self.norm_embedding, b.x, self.eps)
         self.from_embedding.launch(backend, b.x, b.hidden, work)
+
+    @property
+    def matrices(self):
+        """What seeds go through."""
+        return self.from_hidden, self.from_embedding, self.layer.mixer.qkv
+
+    @property
+    def row_bytes(self):
+        return self.layer.mixer.row_bytes
+
+    def queue_seeds(self, backend, c, embedding):
+        """Queue the keys and values of the pairs (c.normed, c.follows) into the head's pages; no attention, no output."""
+        stream, (table, scale, format) = backend.stream, embedding
+        c.norm(c.normed, None, self.norm_hidden, self.eps)
+        c.times(self.from_hidden, c.delta)
+        embed.launch(stream, c.follows, table, scale, c.hidden, format)
+        c.norm(c.hidden, None, self.norm_embedding, self.eps)
+        c.times(self.from_embedding, c.hidden)
+        c.norm(c.hidden, c.delta, self.layer.norm_in, self.layer.eps)
+        self.layer.mixer.append(backend, c, c.seeds)

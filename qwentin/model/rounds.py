@@ -27,10 +27,13 @@ class Span:
     done: int
 
 
-def split(step: Step) -> list[list[Span]]:
-    """The rounds of a step, its rows in order. Raises ValueError for a tree of more rows than a round has."""
+def split(step: Step, but: frozenset[int] = frozenset()) -> list[list[Span]]:
+    """The rounds of a step, its rows in order, the sequences of `but` left out.
+
+    Raises ValueError for a tree of more rows than a round has.
+    """
     rounds, room = [[]], ROWS
-    for r in range(step.sequences):
+    for r in sorted(set(range(step.sequences)) - but):
         first, stop = int(step.starts[r]), int(step.starts[r + 1])
         done = 0
         whole = not step.commit[r] or not is_chain(step.parents[first:stop])
@@ -44,7 +47,7 @@ def split(step: Step) -> list[list[Span]]:
             count = min(rest, room)
             rounds[-1].append(Span(r, first + done, count, done))
             done, room = done + count, room - count
-    return rounds
+    return [spans for spans in rounds if spans]
 
 
 @dataclass

@@ -41,6 +41,9 @@ GAUGES = {"running": "Choices that run", "waiting": "Requests in the queue", "kv
           "kv_pages_cached": "Pages that only the prefix cache holds",
           "prefixes": "Entries of the prefix cache", "state_slots": "Recurrent-state slots for running choices",
           "state_slots_free": "Of these, unused ones", "asleep": "1 while the model's memory is freed",
+          "prefill_tokens_left": "Prompt tokens of running and waiting choices that are not read yet",
+          "prefill_tokens_per_second": "Rate at which prompts were read lately",
+          "prefill_seconds_left": "Seconds that these tokens will take at this rate",
           "parked_bytes": "Bytes of host memory that hold prefixes during sleep"}
 
 

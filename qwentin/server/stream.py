@@ -1,6 +1,6 @@
 """Server-sent events: one JSON object a frame, a sign of life while there is nothing to say.
 
-    : prefill 512/8192          a comment; clients skip it, proxies and people see that the request lives
+    : prefill 512/8192, 2.1 s left    a comment; clients skip it, proxies and people see that the request lives
     data: {"id": ...}
     data: [DONE]
 
@@ -96,7 +96,8 @@ async def write_chunks(response: web.StreamResponse, run: Run, reply: Reply, kee
         written, failure = b"", None
         for number, event in await run.take(max(0.0, due - clock())):
             if isinstance(event, Progress):
-                news = f"prefill {event.done}/{event.total}"
+                left = "" if event.left_s is None else f", {event.left_s:.1f} s left"
+                news = f"prefill {event.done}/{event.total}{left}"
             try:
                 written += frames(reply, reply.chunks(number, event))
             except Exception as error:
