@@ -26,7 +26,7 @@ from qwentin.kvpool import pages_for
 from qwentin.model.backend import GpuBackend, Replay
 from qwentin.model.cuda import CudaTower
 from qwentin.model.memory import CountingBackend
-from qwentin.model.wide import chunks
+from qwentin.model.wide import Wide, chunks
 from qwentin.step import Rows, pack
 from synthetic import SHAPES, SyntheticSource, config_of
 
@@ -181,6 +181,7 @@ def main():
     parser.add_argument("--layers", type=int, help="fewer layers, for a quick look")
     parser.add_argument("--check", type=int, default=4, help="layers of the tower that is checked first")
     parser.add_argument("--chunk", type=int, default=4096, help="rows at once")
+    parser.add_argument("--resident", action="store_true", help="measure again with the matrices kept unpacked")
     parser.add_argument("--tokens", type=int, nargs="*", default=[512, 4096, 32768, 131072])
     parser.add_argument("--tables", type=int, nargs="*", default=[4096, 512], help="rows of chunks to list")
     options = parser.parse_args()
@@ -201,9 +202,20 @@ def main():
     taken = empty - device.free_bytes()
     planned = backend_bytes(options, config)
     print(f"device memory taken {taken / 1e9:.3f} GB, counted before {planned / 1e9:.3f}; kernels' code is in the first")
+    kept = with_resident(tower, options) if options.resident else []
     print(json.dumps(dict(bench="prefill_cuda", device=device.name, weights=options.weights, kv=options.kv, errors=errors,
                           layers=config.num_hidden_layers, chunk=options.chunk, taken=taken, planned=planned, rows=rows,
-                          tables=listed)))
+                          resident=kept, tables=listed)))
+
+
+def with_resident(tower, options):
+    """Rows of the table with the matrices kept in e4m3."""
+    tower.wide = None
+    for key in [key for key in tower.graphs if key[0] == "wide"]:
+        del tower.graphs[key]
+    tower.wide = Wide(tower, options.chunk, pages_for(max(options.tokens)) + 1, resident=True)
+    print(f"with matrices kept in e4m3, {tower.wide.nbytes / 1e9:.1f} GB:", flush=True)
+    return [measured(tower, tokens, options.chunk) for tokens in options.tokens if tokens <= LONG]
 
 
 def measured(tower, tokens, chunk):

@@ -127,29 +127,38 @@ def on_device(config, checkpoint, valid, backend, free):
     shape = dict(slots=config.max_seqs + kept, has_mtp=checkpoint.has_mtp, kv=config.kv, active=config.max_seqs)
     reckon = lambda pages: memory.needed(checkpoint, backend.multiprocessors, backend.shared, **shape, pages=pages)
     least = pages_for(config.context_window(model))
-    for wide in (*(CHUNKS if config.prefill_format == "e4m3" and backend.chip in WIDE_CHIPS else ()), 0):
-        shape["wide"] = wide
+    wanted = pages_for(config.kv_rows(model))
+    for shape["wide"], shape["resident"] in prefill_forms(config, backend.chip):
         needed = reckon(least)
         page = needed["KV"] // least
         rest = sum(needed.values()) - needed["KV"] + CONTEXT
         fit = int(free - rest) // page
-        if fit >= least:
+        if fit >= (wanted if shape["resident"] else least):
             break
     if fit < least:
         raise ConfigError(f"{backend.name} has {free / GIB:.2f} GiB free and {checkpoint.directory} needs {rest / GIB:.2f} "
                           f"besides its KV cache: a context of {max(fit, 0) * PAGE} tokens would fit, {least * PAGE} were "
                           "asked for; lower --max-model-len, --max-seqs or --cache-mib, take --kv e4m3, or convert to "
                           "smaller weights.")
-    pages = min(pages_for(config.kv_rows(model)), fit)
+    pages = min(wanted, fit)
     tower = CudaTower(model, Source(checkpoint, backend), **shape, pages=pages, valid=valid)
     return Placed(tower, pages, shape["slots"], kept, backend.name, reckon(pages),
                   chunk=tower.wide.most if tower.wide else 0, prefill=described(config, backend, tower))
 
 
+def prefill_forms(config, chip):
+    """(rows of a chunk, whether its matrices stay unpacked), the fastest first; each next takes less memory."""
+    if config.prefill_format == "e4m3" and chip in WIDE_CHIPS:
+        yield CHUNKS[0], True
+        yield from ((rows, False) for rows in CHUNKS)
+    yield 0, False
+
+
 def described(config, backend, tower):
     """How a CUDA tower reads prompts."""
     if tower.wide:
-        return f"chunks of {tower.wide.most} rows, e4m3 activations"
+        kept = ", matrices kept in e4m3" if tower.wide.arena.resident else ""
+        return f"chunks of {tower.wide.most} rows, e4m3 activations{kept}"
     why = "as asked" if config.prefill_format == "f16" else tower.hindrance or \
         (f"no e4m3 product for {backend.chip}" if backend.chip not in WIDE_CHIPS else "no memory left for chunks")
     return f"rounds of 32 rows, f16 activations: {why}"

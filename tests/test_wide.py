@@ -22,7 +22,7 @@ from qwentin.model.cpu import CpuTower, rms_unit
 from qwentin.model.cuda import CudaTower
 from qwentin.model.matrix import Source
 from qwentin.model.weights import open_checkpoint
-from qwentin.model.wide import LEAST, chunks
+from qwentin.model.wide import LEAST, chunks, parts
 from qwentin.numerics import decode_bf16
 from qwentin.step import Rows, pack
 from qwentin.towers import on_device
@@ -110,8 +110,14 @@ def test_a_decode_step_behind_a_chunk_owes_nothing_and_the_head_is_seeded(towers
 
 def test_the_chunk_is_what_chip_and_memory_allow(checkpoint):
     config = dict(max_model_len=256, max_seqs=1, cache_mib=1)
-    whole = on_device(EngineConfig(**config), checkpoint, None, EmulatorBackend("sm_90a"), 2 << 30)
+    plenty = on_device(EngineConfig(**config), checkpoint, None, EmulatorBackend("sm_90a"), 2 << 30)
+    assert plenty.chunk == 4096
+    assert plenty.report()["prefill"] == "chunks of 4096 rows, e4m3 activations, matrices kept in e4m3"
+    enough = sum(plenty.memory.values()) + CONTEXT
+    whole = on_device(EngineConfig(**config), checkpoint, None, EmulatorBackend("sm_90a"), enough - 1)
     assert whole.chunk == 4096 and whole.report()["prefill"] == "chunks of 4096 rows, e4m3 activations"
+    assert plenty.memory["prefill"] - whole.memory["prefill"] == sum(
+        m.n * m.tiles.shape[1] * 132 for part in parts(whole.tower) for m in part.matrices if m.n % 128 == 0) + 896 * 132
     least = sum(whole.memory.values()) - whole.memory["KV"] * 3 // 4 + CONTEXT       # one context of the four
     less = on_device(EngineConfig(**config), checkpoint, None, EmulatorBackend("sm_90a"), least - 1)
     assert less.chunk == 2048

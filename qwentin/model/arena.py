@@ -9,6 +9,8 @@ same time shares a piece:
     mixer           q [T, H, 256] | what the delta rule's three kernels hand on (deltanet.py)
     tiles, scale    a product's rows in e4m3;  matrix, matrix_scale: its matrix (matrix: what attn_prefill splits, too)
 
+Where memory is plenty all matrices stay unpacked beside the packed ones (resident): 27 GB of 27B, 11 ms a chunk.
+
 The integers are one block, copied in at the chunk's start:
 
     tokens, positions, places [T]       as in buffers.py; T is rounded up to whole tiles, and places there are -1
@@ -20,6 +22,7 @@ The integers are one block, copied in at the chunk's start:
 Who calls: model/wide.py and the files of the layers. Proven by tests/test_wide.py.
 """
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -58,12 +61,34 @@ def nbytes_of(rows, k):
     return math.prod(tiles), math.prod(scale) * 4
 
 
+@dataclass
+class Unpacked:
+    """A matrix in e4m3; `made` once the tiles are there to stay."""
+    tiles: object
+    scale: object
+    made: bool = False
+
+    @classmethod
+    def empty(cls, backend, matrix):
+        tiles, scale = tiles_of(*size(matrix))
+        return cls(backend.empty(tiles, np.uint8), backend.empty(scale, np.float32))
+
+    def make(self, stream, matrix):
+        """Queue it."""
+        if matrix.packing == NVFP4:
+            unpack_nvfp4.launch(stream, matrix.tiles, matrix.alpha, self.tiles, self.scale, matrix.n)
+        else:
+            unpack_e4m3.launch(stream, matrix.tiles, self.tiles, self.scale, matrix.n, matrix.packing)
+
+
 class Arena:
     """The memory of chunks of up to `most` rows that go through `parts`, which name their matrices and bytes a row."""
 
-    def __init__(self, backend, config, most, pages, parts):
+    def __init__(self, backend, config, most, pages, parts, resident=False):
         self.backend, self.config = backend, config
-        matrices = {size(m) for part in parts for m in part.matrices}
+        found = [m for part in parts for m in part.matrices]
+        matrices = {size(m) for m in found}
+        self.resident = {id(m): Unpacked.empty(backend, m) for m in found} if resident else {}
         row = dict(hidden=4 * config.hidden_size, delta=2 * config.hidden_size, wide=4 * config.hidden_size)
         for each in (p.row_bytes for p in parts):
             row |= {name: max(bytes_, row.get(name, 0)) for name, bytes_ in each.items()}
@@ -76,7 +101,19 @@ class Arena:
 
     @property
     def nbytes(self):
-        return sum(a.nbytes for a in self.memory.values()) + self.integers.nbytes
+        return sum(a.nbytes for a in self.memory.values()) + self.integers.nbytes \
+            + sum(m.tiles.nbytes + m.scale.nbytes for m in self.resident.values())
+
+    def unpacked(self, matrix):
+        """(tiles, scale) of a matrix, made now unless they are resident and were made before."""
+        kept = self.resident.get(id(matrix))
+        if kept is None:
+            tiles, scale = tiles_of(*size(matrix))
+            kept = Unpacked(self.piece("matrix", tiles, np.uint8), self.piece("matrix_scale", scale, np.float32))
+        if not kept.made:
+            kept.make(self.backend.stream, matrix)
+            kept.made = id(matrix) in self.resident
+        return kept.tiles, kept.scale
 
     def piece(self, name, shape, dtype):
         """A piece's first bytes as an array."""
@@ -175,11 +212,6 @@ class Chunk:
 
     def times(self, matrix, out):
         """The same for the rows that are in tiles already."""
-        arena, backend, (n, k) = self.arena, self.arena.backend, size(matrix)
-        w, w_scale = tiles_of(n, k)
-        w, w_scale = arena.piece("matrix", w, np.uint8), arena.piece("matrix_scale", w_scale, np.float32)
-        if matrix.packing == NVFP4:
-            unpack_nvfp4.launch(backend.stream, matrix.tiles, matrix.alpha, w, w_scale, n)
-        else:
-            unpack_e4m3.launch(backend.stream, matrix.tiles, w, w_scale, n, matrix.packing)
-        gemm_sm90a.launch(backend.stream, *self.tiles(k), w, w_scale, out, backend.multiprocessors)
+        backend = self.arena.backend
+        gemm_sm90a.launch(backend.stream, *self.tiles(size(matrix)[1]), *self.arena.unpacked(matrix), out,
+                          backend.multiprocessors)

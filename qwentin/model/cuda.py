@@ -1,6 +1,7 @@
 """The CUDA tower: the model as a list of launches, captured once for each size of round and replayed.
 
-    Step -> rounds of at most 32 rows (rounds.py) -> integers copied in, one graph launch, logits copied out (buffers.py)
+    Step -> long prompts in wide chunks (wide.py), on Hopper
+         -> rounds of at most 32 rows (rounds.py) -> integers copied in, one graph launch, logits copied out (buffers.py)
 
     a round:   moves | embed | 64 x ( norm, mixer, norm + residual, MLP ) | norm, wanted rows, head, candidates
 
@@ -58,10 +59,10 @@ class CudaTower:
     """`pages` pages of KV and `slots` recurrent states on `backend`, weights from `source` (matrix.Source).
 
     active: how many sequences run at once, at most: each may have rows that its state lags behind; kv: format of the pages;
-    wide: rows of a chunk of prefill, 0 for rounds alone (wide.py).
+    wide: rows of a chunk of prefill, 0 for rounds alone (wide.py); resident: with the matrices of chunks kept unpacked.
     """
 
-    def __init__(self, config, source, pages, slots, has_mtp=True, kv="bf16", active=16, valid=None, wide=0):
+    def __init__(self, config, source, pages, slots, has_mtp=True, kv="bf16", active=16, valid=None, wide=0, resident=False):
         c, backend = config, source.backend
         self.config, self.backend, self.kv_name = c, backend, f"kv_{kv}"
         layers = len(c.full_layers) + has_mtp
@@ -82,7 +83,7 @@ class CudaTower:
         self.graphs = {}                # (what, Bucket) -> Replay
         self.hindrance = hindrance(self)
         table = min(pages, -(-c.max_position_embeddings // PAGE))
-        self.wide = Wide(self, wide, table) if wide and not self.hindrance else None
+        self.wide = Wide(self, wide, table, resident) if wide and not self.hindrance else None
 
     # ------------------------------------------------------------------ loading
     def read_layers(self, source):

@@ -55,9 +55,9 @@ def chunks(step, r, most):
 class Wide:
     """Wide prefill of a tower in chunks of up to `most` rows, a multiple of 128."""
 
-    def __init__(self, tower, most, pages):
+    def __init__(self, tower, most, pages, resident=False):
         self.tower, self.most, self.backend = tower, most, tower.backend
-        self.arena = Arena(tower.backend, tower.config, most, pages, list(parts(tower)))
+        self.arena = Arena(tower.backend, tower.config, most, pages, list(parts(tower)), resident)
         self.nbytes = self.arena.nbytes
         self.seen = set()               # sizes of chunks that came once
 
