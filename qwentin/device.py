@@ -17,35 +17,10 @@ import weakref
 
 import numpy as np
 
-from .errors import QwentinError
+from .driver import DeviceError, call, driver, release
 
 C_TYPES = {"uint64": ctypes.c_uint64, "uint32": ctypes.c_uint32, "float32": ctypes.c_float}
 STATIC_SHARED_LIMIT = 48 << 10          # dynamic shared memory beyond this must be asked for, kernel by kernel
-
-
-class DeviceError(QwentinError):
-    """There is no usable GPU, or the driver refused a call."""
-
-
-@functools.cache
-def driver():
-    """cuda.bindings.driver with libcuda loaded and initialised."""
-    from cuda.bindings import driver as bindings
-    try:
-        status, = bindings.cuInit(0)
-    except RuntimeError:
-        raise DeviceError("No GPU: the NVIDIA driver library libcuda.so.1 is not on this machine.") from None
-    if status != bindings.CUresult.CUDA_SUCCESS:
-        raise DeviceError(f"No GPU: the NVIDIA driver answers {status.name}.")
-    return bindings
-
-
-def call(name, *args):
-    """One driver call: its value (or None), or DeviceError naming call and status."""
-    status, *values = getattr(driver(), name)(*args)
-    if status != driver().CUresult.CUDA_SUCCESS:
-        raise DeviceError(f"{name} failed: {status.name}.")
-    return values[0] if values else None
 
 
 def chip_name(capability):
@@ -209,12 +184,6 @@ class Allocation:
         weakref.finalize(self, release, context, "cuMemFree", self.address)
 
 
-def release(context, name, handle):
-    """Give something back to the driver."""
-    driver().cuCtxSetCurrent(context)
-    getattr(driver(), name)(handle)
-
-
 class Stream:
     """An ordered queue of launches and copies."""
 
@@ -269,6 +238,10 @@ class Graph:
         call("cuGraphDestroy", captured)
         weakref.finalize(self, driver().cuGraphExecDestroy, self.handle)
 
+    def upload(self, stream):
+        """Bring it to the device, so that its first launch takes no memory."""
+        call("cuGraphUpload", self.handle, stream.handle)
+
     def launch(self, stream):
         call("cuGraphLaunch", self.handle, stream.handle)
 
@@ -283,18 +256,11 @@ class Event:
     def record(self, stream):
         call("cuEventRecord", self.handle, stream.handle)
 
+    def wait(self):
+        """Until the stream has come here."""
+        call("cuEventSynchronize", self.handle)
+
     def seconds_since(self, earlier):
         """Seconds from an earlier event to this one; waits for this one."""
-        call("cuEventSynchronize", self.handle)
+        self.wait()
         return call("cuEventElapsedTime", earlier.handle, self.handle) / 1e3
-
-
-def pinned(shape, dtype):
-    """A host array that copies can run beside the CPU from and to."""
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    count = math.prod(shape)
-    nbytes = max(count * np.dtype(dtype).itemsize, 1)
-    address = int(call("cuMemAllocHost", nbytes))
-    block = (ctypes.c_byte * nbytes).from_address(address)
-    weakref.finalize(block, driver().cuMemFreeHost, address)
-    return np.frombuffer(block, dtype, count).reshape(shape)

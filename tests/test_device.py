@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from qwentin import device
+from qwentin import device, driver
 from qwentin.device import Device, DeviceArray, DeviceError
 
 
@@ -29,12 +29,12 @@ def test_no_driver_is_one_sentence(monkeypatch):
     def missing(flags):
         raise RuntimeError("libcuda.so.1 not found")
     monkeypatch.setattr(bindings, "cuInit", missing)
-    device.driver.cache_clear()
+    driver.driver.cache_clear()
     try:
         with pytest.raises(DeviceError, match=r"^No GPU: the NVIDIA driver library libcuda.so.1 is not on this machine.$"):
             Device.open()
     finally:
-        device.driver.cache_clear()
+        driver.driver.cache_clear()
 
 
 def test_chip_names():

@@ -26,7 +26,7 @@ UPWARD = {
 KERNEL_IMPORTS = {"numerics", "device", "errors", "config"}     # what kernels/ may take from the spine
 SERVER_FORBIDDEN = {"kvpool", "slots", "step", "sampler", "scheduler", "numerics", "device", "tree"}
 ONLY_IN = {"numba": ("kernels", "device.py"), "llvmlite": ("kernels",), "aiohttp": ("server",),
-           "cuda": ("kernels", "device.py", "model")}
+           "cuda": ("kernels", "driver.py", "model")}
 
 
 def room(path):
