@@ -80,12 +80,12 @@ def fill(tower, rng):
 def table(tower, b):
     """[(name, launches, us, bytes of weights, keys or state)] of a round's kernels."""
     backend, stream, listing = tower.backend, tower.backend.stream, Listing()
-    backend.stream, backend.write = listing, lambda *a: None
+    backend.stream, backend.write, backend.read = listing, lambda *a: None, lambda *a: None
     try:
         tower.queue_forward(b)
     finally:
         backend.stream = stream
-        del backend.write
+        del backend.write, backend.read
     groups = collections.defaultdict(list)
     for launch in listing.launches:
         kernel, grid, args, _ = launch

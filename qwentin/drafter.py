@@ -1,7 +1,8 @@
 """Drafters: who proposes the next tokens. Each adds guesses to the draft trees of some sequences.
 
     LookupDrafter    what followed the same words before (lookup.py): a chain from the root, costs nothing
-    HeadDrafter      the checkpoint's draft head (MTP), a level of the tree at a time for all sequences together
+    HeadDrafter      the checkpoint's draft head (MTP): a level of the tree at a time for all sequences together; for one
+                     alone, on a tower that can, a chain in one go
 
 The head's cache has one row for each position p, made from the main model's hidden of p and token p + 1, in the same pages
 as the main model's keys. Rows for guesses are made from the head's own hiddens; they stand behind the true ones and are
@@ -22,7 +23,7 @@ import numpy as np
 
 from .kvpool import PAGE
 from .sequence import Sequence
-from .step import Rows, pack
+from .step import Row, Rows, pack
 from .tree import DraftTree
 from .treeplan import Plan
 
@@ -94,6 +95,23 @@ def true_rows(sequence: Sequence, until: int, wanted: bool, window: int = 0) -> 
                      [len(hidden) - 1] if wanted else []), hidden
 
 
+def numbers(rows: list[Row]) -> list[Row]:
+    """What the head said. Raises ArithmeticError if it is none."""
+    if not all(row.finite for row in rows):
+        raise ArithmeticError("the draft head produced logits that are not finite")
+    return rows
+
+
+def add_likely(tree: DraftTree, row: int, says: Row, depth: int, plan: Plan, vocabulary: int) -> int:
+    """Add the tokens at `depth` that the head thinks likely below a row; the row of the likeliest."""
+    ids, odds = says.likely(plan.width, vocabulary)
+    children = []
+    for rank, (token, p) in enumerate(zip(ids.tolist(), odds.tolist())):
+        kind = ("head", min(depth, 8), rank)
+        children.append(tree.add(row, token, plan.acceptance.chance(kind, p), (kind, p)))
+    return children[0]
+
+
 class HeadDrafter:
     """Grows trees with the draft head of `engine`'s tower."""
 
@@ -105,28 +123,42 @@ class HeadDrafter:
         drafts = [d for d in drafts if not d.sure and d.sequence.drafting.head.seeded < d.sequence.table.length]
         if not drafts:
             return
+        longest = self.engine.tower.longest_chain
+        if len(drafts) == 1 and longest:
+            return self.extend_chain(drafts[0], min(drafts[0].depth, longest))
         fronts = [Front(d, d.sequence.table.length, d.sequence.drafting.head.window(self.window)) for d in drafts]
-        logits, hidden = self.run([true_rows(d.sequence, d.sequence.table.length, True, self.window) for d in drafts])
+        rows, hidden = self.run([true_rows(d.sequence, d.sequence.table.length, True, self.window) for d in drafts])
         for depth in range(1, max(d.depth for d in drafts) + 1):
             at = 0
             for front in fronts:
                 n = len(front.rows)
-                front.grow(logits[at:at + n, :self.vocabulary], hidden[at:at + n], depth, self.plan)
+                front.grow(rows[at:at + n], hidden[at:at + n], depth, self.plan, self.vocabulary)
                 at += n
             fronts = [f for f in fronts if f.follow(depth + 1, self.plan, len(drafts))]
             if not fronts:
                 return
-            logits, hidden = self.run([f.guessed_rows() for f in fronts])
+            rows, hidden = self.run([f.guessed_rows() for f in fronts])
 
-    def run(self, parts: list[tuple[Rows, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-        """One step of the head: logits and the head's own hiddens of the wanted rows."""
+    def extend_chain(self, draft: Draft, depth: int) -> None:
+        """Where an exchange with the tower for each level would cost more than it brings: one chain of the head's best
+        guesses, as long as should pay, and what else it thought likely beside each."""
+        rows, hidden = true_rows(draft.sequence, draft.sequence.table.length, True, self.window)
+        depth, begun = self.plan.chain(depth), perf_counter()
+        said = numbers(self.engine.tower.draft_chain(pack([rows]), hidden, depth))
+        self.plan.costs.draft.add(1, (perf_counter() - begun) / depth)
+        row = 0
+        for depth, says in enumerate(said, 1):
+            row = add_likely(draft.tree, row, says, depth, self.plan, self.vocabulary)
+            if draft.tree.tokens[row] in draft.sequence.stop_ids:
+                return
+
+    def run(self, parts: list[tuple[Rows, np.ndarray]]) -> tuple[list[Row], np.ndarray]:
+        """One step of the head: what it says of the wanted rows, and its own hiddens there."""
         begun = perf_counter()
         step = pack([rows for rows, _ in parts], hidden=True)
         output = self.engine.tower.forward_mtp(step, np.concatenate([hidden for _, hidden in parts]))
         self.plan.costs.draft.add(step.rows, perf_counter() - begun)
-        if not np.isfinite(output.logits).all():
-            raise ArithmeticError("the draft head produced logits that are not finite")
-        return output.logits, output.hidden[step.outputs]
+        return numbers(output.rows()), output.hidden[step.outputs]
 
     def seed(self, sequences: list[tuple[Sequence, int]]) -> None:
         """Write the rows that the head lacks of each sequence up to a position; nothing is drafted."""
@@ -145,17 +177,11 @@ class Front:
         self.hidden: dict[int, np.ndarray] = {}     # tree row: the head's hidden there
         self.written: list[int] = []                # tree rows in the head's cache from `base` on
 
-    def grow(self, logits: np.ndarray, hidden: np.ndarray, depth: int, plan: Plan) -> None:
+    def grow(self, said: list[Row], hidden: np.ndarray, depth: int, plan: Plan, vocabulary: int) -> None:
         """Add the best children of each row."""
-        for row, scores, h in zip(self.rows, logits, hidden):
+        for row, says, h in zip(self.rows, said, hidden):
             self.hidden[row] = h
-            top = np.argpartition(scores, -plan.width)[-plan.width:]
-            top = top[np.argsort(-scores[top], kind="stable")]
-            odds = np.exp(scores[top] - scores[top[0]])
-            odds /= np.exp(scores - scores[top[0]]).sum()
-            for rank, (token, p) in enumerate(zip(top.tolist(), odds.tolist())):
-                kind = ("head", min(depth, 8), rank)
-                self.tree.add(row, token, plan.acceptance.chance(kind, p), (kind, p))
+            add_likely(self.tree, row, says, depth, plan, vocabulary)
 
     def follow(self, depth: int, plan: Plan, sequences: int) -> bool:
         """Choose the rows whose children, at `depth`, are asked next; False if that does not pay."""

@@ -30,7 +30,18 @@ class HeadRows:
     def __init__(self, length: int = 0, last: np.ndarray | None = None, first: int = 0):
         """Rows first .. length - 1 are there; with `last`, the hidden of the last, that one is to be made anew."""
         self.end, self.seeded, self.first = length, max(first, length - (last is not None)), first
-        self.hidden = last                          # f32 [k, D] of positions end - k .. end - 1
+        self.parts = [] if last is None else [last]
+
+    @property
+    def hidden(self) -> np.ndarray | None:
+        """f32 [k, D] of positions end - k .. end - 1."""
+        if len(self.parts) > 1:
+            self.parts = [np.concatenate(self.parts)]
+        return self.parts[0] if self.parts else None
+
+    @hidden.setter
+    def hidden(self, rows: np.ndarray | None) -> None:
+        self.parts = [] if rows is None else [rows]
 
     def skip(self, count: int) -> None:
         """The next positions go by without rows: the head reads what comes after the page that they end in."""
@@ -40,7 +51,7 @@ class HeadRows:
 
     def push(self, hidden: np.ndarray) -> None:
         """The hiddens of the next positions, f32 [t, D]."""
-        self.hidden = hidden if self.hidden is None else np.concatenate([self.hidden, hidden])
+        self.parts.append(hidden)                   # put together when they are asked for, not row by row
         self.end += len(hidden)
 
     def window(self, most: int) -> int:

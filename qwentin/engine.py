@@ -29,7 +29,7 @@ from .scoring import score_prompt
 from .sequence import Job, Sequence, Sink
 from .sleep import Sleeper
 from .speculation import Speculation
-from .step import Output
+from .step import Output, Row
 from .tokenizer import Detokenizer, Tokenizer
 from .towers import Placed, load_tower
 
@@ -197,9 +197,9 @@ class Engine:
                 getattr(self.tower, chore.kind)(chore.source, chore.target)
         self.scheduler.chores.clear()
 
-    def finite(self, job: Job, rows: np.ndarray) -> bool:
+    def finite(self, job: Job, rows: list[Row]) -> bool:
         """Whether logits are numbers; if not, the request ends here."""
-        if np.isfinite(rows).all():
+        if all(row.finite for row in rows):
             return True
         self.served["nonfinite"] += 1
         self.end(job.request.id, "error", "the model produced logits that are not finite")
@@ -211,9 +211,9 @@ class Engine:
             job = self.jobs.get(part.sequence.request.id)
             if job is None:                 # ended earlier in this loop
                 continue
-            sequence, rows = part.sequence, output.logits[part.outputs]
+            sequence, rows = part.sequence, output.rows(part.outputs)
             if part.tree:
-                self.speculation.walk(part, rows, lambda row: self.finite(job, row)
+                self.speculation.walk(part, rows, lambda row: self.finite(job, [row])
                                       and self.continue_choice(job, sequence, row))
                 self.close_finished(job, sequence)
                 continue
@@ -230,7 +230,7 @@ class Engine:
             else:
                 self.continue_job(job, sequence, rows[-1])
 
-    def continue_job(self, job: Job, sequence: Sequence, row: np.ndarray) -> None:
+    def continue_job(self, job: Job, sequence: Sequence, row: Row) -> None:
         """The sequence's next token; when its prompt was just read, also the first one of choices that fork from it."""
         forks = []
         if sequence.index == 0 and sequence.generated == 0:
@@ -245,7 +245,7 @@ class Engine:
             self.continue_choice(job, each, row)
             self.close_finished(job, each)
 
-    def continue_choice(self, job: Job, sequence: Sequence, row: np.ndarray) -> None:
+    def continue_choice(self, job: Job, sequence: Sequence, row: Row) -> None:
         try:
             token, count = sequence.sampler.choose(row), sequence.request.logprobs
         except ConstraintFailed as error:
@@ -253,7 +253,7 @@ class Engine:
             return
         logprob, top = None, ()
         if count is not None:
-            scores = log_probabilities(row, self.tokenizer.size)
+            scores = log_probabilities(row.logits, self.tokenizer.size)
             logprob, top = float(scores[token]), best(scores, count)
         text, record = sequence.append(token, logprob, top)
         self.served["completion_tokens"] += 1

@@ -5,7 +5,8 @@
 
 `Sampler` is the state of one choice: its parameters, its random numbers, the counts that penalties need, and how far its
 guide (guide.py) has come. A token that the guide has settled is taken without a look at the logits.
-`distribution` is the whole chain as a pure function, because accepting a drafted tree needs the same probabilities.
+`distribution` is the whole chain as a pure function, because accepting a drafted tree needs the same probabilities. Where a
+tower gives the best candidates of a row (step.Row) and these decide, they alone go through it, with the same outcome.
 Proven by tests/test_sampler.py.
 """
 import numpy as np
@@ -14,6 +15,7 @@ from .config import read_generation_config
 from .errors import RequestError
 from .guide import Steering
 from .request import SamplingParams
+from .step import Row
 
 # field: lowest, highest, wanted in words. The refusal sentence is made from it.
 RANGES = {
@@ -67,8 +69,8 @@ class Sampler:
         if self.penalised:
             self.seen[prompt[prompt < vocabulary]] = True
 
-    def choose(self, logits: np.ndarray) -> int:
-        """The next token by logits f32 [V]; it is counted as generated. Raises ConstraintFailed."""
+    def choose(self, logits: np.ndarray | Row) -> int:
+        """The next token by logits f32 [V] or a step's row; it is counted as generated. Raises ConstraintFailed."""
         token = self.steering.forced() if self.steering else None
         if token is None:
             ids, probabilities = self.distribution(logits)
@@ -80,32 +82,61 @@ class Sampler:
             self.seen[token] = True
         return token
 
-    def distribution(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def distribution(self, logits: np.ndarray | Row) -> tuple[np.ndarray, np.ndarray]:
         """The tokens that may follow, i64 [K], and their probabilities, f64 [K], after every processor."""
-        p = self.params
-        row = logits[:self.vocabulary]
+        p, mask = self.params, self.steering.mask() if self.steering else None
+        row = logits if isinstance(logits, Row) else Row(logits)
+        ids, values = self.few(row, mask) or self.all(row.logits[:self.vocabulary], mask)
+        if p.temperature == 0:
+            return ids[values.argmax()][None], np.ones(1)
+        found, probabilities = truncate(values.astype(np.float64) / p.temperature, p.top_k, p.top_p, p.min_p)
+        return ids[found], probabilities
+
+    def all(self, row: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Ids that may follow and their logits, biased and penalised."""
+        p, ids = self.params, np.arange(len(row))
         if p.logit_bias or self.penalised:
             row = row.astype(np.float32)        # a copy: the caller's logits stay the model's
         for token, bias in p.logit_bias:
             row[token] += np.float32(bias)
         if self.penalised:
             self.penalise(row)
-        mask = self.steering.mask() if self.steering else None
-        allowed = None if mask is None else np.flatnonzero(mask)
-        row = row if mask is None else row[allowed]
-        if p.temperature == 0:
-            ids, probabilities = np.array([row.argmax()]), np.ones(1)
-        else:
-            ids, probabilities = truncate(row.astype(np.float64) / p.temperature, p.top_k, p.top_p, p.min_p)
-        return ids if mask is None else allowed[ids], probabilities
+        return (ids, row) if mask is None else (ids[mask], row[mask])
 
-    def penalise(self, row: np.ndarray) -> None:
+    def few(self, row: Row, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray] | None:
+        """The same of the best `wanted` tokens alone, best first, if a row's candidates tell which these are, else None.
+
+        No other id has a larger logit than the last candidate, or an equal one and a lower id; so their order is that of all
+        ids, less those that the guide forbids. Penalties that only lower move a candidate down, and it is sure of its place
+        as long as it stays above the last.
+        """
         p = self.params
+        wanted = 1 if p.temperature == 0 else p.top_k
+        if row.ids is None or p.logit_bias or not 0 < wanted <= len(row.ids):
+            return None
+        text = row.ids < self.vocabulary
+        ids, values = row.ids[text], row.values[text]
+        if self.penalised:
+            if min(p.repetition_penalty - 1, p.presence_penalty, p.frequency_penalty) < 0:
+                return None
+            last = values[-1]
+            self.penalise(values, ids)
+            sure = values > last
+            ids, values = ids[sure], values[sure]
+            order = np.lexsort((ids, -values))
+            ids, values = ids[order], values[order]
+        if mask is not None:
+            ids, values = ids[mask[ids]], values[mask[ids]]
+        return (ids[:wanted], values[:wanted]) if len(ids) >= wanted else None
+
+    def penalise(self, row: np.ndarray, ids: np.ndarray | slice = slice(None)) -> None:
+        """Lower or raise logits f32 [K], those of `ids`, in place."""
+        p, seen, counts = self.params, self.seen[ids], self.counts[ids]
         if p.repetition_penalty != 1:
             r = np.float32(p.repetition_penalty)
-            row[self.seen] = np.where(row[self.seen] > 0, row[self.seen] / r, row[self.seen] * r)
-        row -= np.float32(p.frequency_penalty) * self.counts
-        row -= np.float32(p.presence_penalty) * (self.counts > 0)
+            row[seen] = np.where(row[seen] > 0, row[seen] / r, row[seen] * r)
+        row -= np.float32(p.frequency_penalty) * counts
+        row -= np.float32(p.presence_penalty) * (counts > 0)
 
 
 def truncate(row, top_k, top_p, min_p):
@@ -113,7 +144,9 @@ def truncate(row, top_k, top_p, min_p):
     times the best. Returns ids and probabilities, best first wherever a restriction applies."""
     ids = np.arange(len(row))
     if 0 < top_k < len(row):
-        ids = np.argpartition(row, -top_k)[-top_k:]
+        last = np.partition(row, -top_k)[-top_k]
+        above = np.flatnonzero(row > last)
+        ids = np.concatenate([above, np.flatnonzero(row == last)[:top_k - len(above)]])
     if 0 < top_k < len(row) or top_p < 1 or min_p > 0:
         ids = ids[np.lexsort((ids, -row[ids]))]         # best first, lower id first among equals
     weights = np.exp(row[ids] - row.max())

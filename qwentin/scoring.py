@@ -2,15 +2,14 @@
 
 Who calls: engine.py. Proven by tests/test_engine.py.
 """
-import numpy as np
-
 from .request import PromptScored, Token
 from .sampler import best, log_probabilities
 from .sequence import Job, Sequence
+from .step import Row
 
 
-def score_prompt(job: Job, sequence: Sequence, start: int, count: int, rows: np.ndarray, vocabulary: int) -> None:
-    """Log-probabilities of the prompt tokens that rows f32 [O, V] of positions start .. start + count - 1 predict; sends
+def score_prompt(job: Job, sequence: Sequence, start: int, count: int, rows: list[Row], vocabulary: int) -> None:
+    """Log-probabilities of the prompt tokens that the rows of positions start .. start + count - 1 predict; sends
     PromptScored with the last."""
     wanted = sequence.request.prompt_logprobs
     if wanted is None or sequence.scored >= sequence.prompt_tokens:
@@ -19,7 +18,7 @@ def score_prompt(job: Job, sequence: Sequence, start: int, count: int, rows: np.
         job.scores.append(Token(sequence.ids[0], 0))
     end = min(start + count, sequence.prompt_tokens - 1)
     for row, at in zip(rows, range(max(sequence.scored, start), end)):
-        scores, token = log_probabilities(row, vocabulary), sequence.ids[at + 1]
+        scores, token = log_probabilities(row.logits, vocabulary), sequence.ids[at + 1]
         job.characters += len(job.reader.push(sequence.ids[at]))
         job.scores.append(Token(token, job.characters, float(scores[token]), best(scores, wanted)))
     sequence.scored = max(sequence.scored, end)

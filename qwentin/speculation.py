@@ -24,7 +24,7 @@ from .kvpool import PAGE
 from .request import Speculated
 from .scheduler import Part, Plan, Scheduler
 from .sequence import Sequence
-from .step import Output
+from .step import Output, Row
 from .tree import DraftTree, walk
 from .treeplan import Plan as TreePlan
 from .watchdog import Alarm, where
@@ -130,6 +130,8 @@ class Speculation:
         seconds, self.hiddens = perf_counter() - self.verifying, output.hidden
         if self.alarm.end():
             raise RoundHung(f"a round took over {self.alarm.limit:.0f} s")
+        if not self.drafters:
+            return
         trees = [part for part in plan.parts if part.tree]
         if all(part.decodes for part in plan.parts):
             if trees:
@@ -169,8 +171,8 @@ class Speculation:
         for head, *rows in ahead:
             head.feed(*rows)
 
-    def walk(self, part: Part, logits: np.ndarray, proceed: Callable[[np.ndarray], object]) -> None:
-        """Choose tokens along the tree of a part; proceed(row of logits) chooses one as in plain decoding.
+    def walk(self, part: Part, rows: list[Row], proceed: Callable[[Row], object]) -> None:
+        """Choose tokens along the tree of a part; proceed(its row) chooses one as in plain decoding.
 
         Each row is committed as the walk enters it, so the choice may end at any token."""
         sequence, tree, before = part.sequence, part.tree, len(part.sequence.ids)
@@ -181,7 +183,7 @@ class Speculation:
             self.engine.scheduler.keep_row(sequence, row)
             if self.hiddens is not None and not drafting.off:
                 drafting.head.push(self.hiddens[first + row:first + row + 1])
-            proceed(logits[row])
+            proceed(rows[row])
             return None if sequence.finished else sequence.ids[-1]
         path = walk(tree, choose)
         chosen = sequence.ids[before:]
@@ -194,7 +196,7 @@ class Speculation:
     def finish_round(self, plan: Plan) -> None:
         """All parts of a step were sampled: was it worth its time?"""
         seconds, self.current = perf_counter() - self.begun, None
-        if not all(part.decodes for part in plan.parts):
+        if not self.drafters or not all(part.decodes for part in plan.parts):
             return
         self.plan.observe_round(sum(part.given for part in plan.parts), seconds)
         plain = self.plan.costs.plain(len(plan.parts))

@@ -108,7 +108,9 @@ def on_gpu(config, checkpoint, valid):
         found = ".".join(map(str, device.capability))
         raise DeviceError(f"--device cuda: {device.name} has compute capability {found}; "
                           f"at least {major}.{minor} is needed; --device cpu runs anywhere.")
-    return on_device(config, checkpoint, valid, GpuBackend(device), device.free_bytes())
+    placed = on_device(config, checkpoint, valid, GpuBackend(device), device.free_bytes())
+    placed.tower.capture()
+    return placed
 
 
 def on_emulator(config, checkpoint, valid):

@@ -126,6 +126,16 @@ class Plan:
         gain = reach * self.acceptance.rate(("head", depth, 0), 0.7)
         return gain > self.rate(sequences) * (self.costs.draft(rows) / sequences + self.costs.verify.slope)
 
+    def chain(self, depth: int) -> int:
+        """How many draft steps of one sequence pay, at most `depth`, decided beforehand by the head's usual odds."""
+        reach, found = 1.0, 1
+        while found < depth:
+            reach *= self.acceptance.rate(("head", min(found, 8), 0), 0.7)
+            if not self.deepen(reach, min(found + 1, 8), 1, 1):
+                break
+            found += 1
+        return found
+
     def begin(self, sequences: int) -> bool:
         """Whether drafting should be tried at all, by the head's usual odds."""
         if not self.costs.known:

@@ -51,6 +51,9 @@ class Both:
         got, want = (tower.forward(step) for tower in self.pair)
         assert np.abs(got.logits - want.logits).max() < ATOL
         assert np.linalg.norm(got.hidden - want.hidden) < 1e-2 * np.linalg.norm(want.hidden)
+        for row, logits in zip(got.rows(), got.logits):
+            assert row.finite and np.array_equal(row.logits, logits) and np.array_equal(row.values, logits[row.ids])
+            assert np.array_equal(row.ids, np.lexsort((np.arange(len(logits)), -logits))[:64])
         self.length += len(more.get("accepted", ())) + (len(tokens) if more.get("commit", True) else 0)
         return got, want
 
@@ -81,7 +84,7 @@ def test_a_difference_is_named(pair):
 def test_a_prompt_of_several_rounds_crosses_pages(pair):
     both = Both(pair)
     both.length = 126                                   # whatever stood in the pages before: both towers have zeros
-    both.run(IDS[:35])
+    both.run(IDS[:35], outputs=np.array([3, 30, 34], np.int32))
     both.run(IDS[35:36])
 
 
@@ -132,6 +135,22 @@ def test_the_draft_head(pair):
     assert np.linalg.norm(drafts[0].hidden - drafts[1].hidden) < 1e-2 * np.linalg.norm(drafts[1].hidden)
 
 
+def test_a_chain_of_drafts(pair):
+    """To the bit what steps of the head give whose best ids and hiddens the host carries from one to the next."""
+    both, gpu = Both(pair), pair[0]
+    _, want = both.run(IDS[:4])
+    place = dict(slot=0, pages=np.array([5], np.int32))
+    first = Rows(IDS[1:4], length=0, outputs=np.array([2]), **place)
+    chain = gpu.draft_chain(pack([first]), want.hidden[:3], 3)
+    out = gpu.forward_mtp(pack([first], hidden=True), want.hidden[:3])
+    for i, row in enumerate(chain):
+        says, = out.rows()
+        assert np.array_equal(row.ids, says.ids) and np.array_equal(row.values, says.values)
+        step = pack([Rows(row.ids[:1], length=3 + i, outputs=np.array([0]), **place)], hidden=True)
+        out = gpu.forward_mtp(step, out.hidden[-1:])
+    assert len(chain) == 3 and len({tuple(row.ids) for row in chain}) == 3
+
+
 def test_a_slot_and_a_page_are_copied(pair):
     """The copy goes on as the original would; the rows that its state owed are paid first."""
     both = Both(pair)
@@ -141,20 +160,19 @@ def test_a_slot_and_a_page_are_copied(pair):
         tower.copy_page(3, 4)
     other = Both.__new__(Both)
     other.__dict__ = dict(both.__dict__, slot=2, table=np.array([4], np.int32))
-    got, _ = other.run(IDS[4:5])
-    again, _ = both.run(IDS[4:5])
-    assert np.array_equal(got.logits, again.logits)
+    got = other.run(IDS[4:5])[0].logits
+    assert np.array_equal(got, both.run(IDS[4:5])[0].logits)
 
 
 def test_a_state_leaves_and_comes_back(pair):
     both, gpu = Both(pair), pair[0]
     both.run(IDS[:4])
     saved = {name: array.copy() for name, array in gpu.export_state(0, [3], 4).items()}
-    want, _ = both.run(IDS[4:5])
+    want = both.run(IDS[4:5])[0].logits
     gpu.clear_slot(3)
     assert gpu.import_state(3, [5], saved)
     step = pack([Rows(IDS[4:5], 3, np.array([5], np.int32), 4, np.array([0], np.int32))])
-    assert np.array_equal(gpu.forward(step).logits, want.logits)
+    assert np.array_equal(gpu.forward(step).logits, want)
     assert not gpu.import_state(3, [5], dict(saved, S=saved["S"][:1])) and not pair[1].import_state(3, [5], saved)
 
 

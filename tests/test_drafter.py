@@ -1,5 +1,7 @@
 """Drafters on nano: the head's cache holds what a fresh pass over the text would put there, its trees are those that a plain
 evaluation of the head gives, and a chain of copies is found by lookup."""
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from qwentin.model.cpu import CpuTower
 from qwentin.model.weights import open_checkpoint
 from qwentin.request import GenerateRequest
 from qwentin.sequence import Sequence
-from qwentin.step import Rows, chain, pack
+from qwentin.step import Row, Rows, chain, pack
 from qwentin.tokenizer import Tokenizer
 from qwentin.tree import DraftTree
 from qwentin.treeplan import Fixed
@@ -150,6 +152,36 @@ def test_the_head_reads_no_further_than_its_window(model, tokenizer):
     odds = np.exp(alone - alone.max()) / np.exp(alone[:tokenizer.size] - alone.max()).sum()
     assert np.abs(odds[said[128][0][1:4]] - said[128][1][1:4]).max() < 1e-3
     assert np.abs(odds[said[0][0][1:4]] - said[0][1][1:4]).max() > 2e-3, "without a window it says something else"
+    model.pool.release(sequence.table)
+
+
+def chained(tower, vocabulary):
+    """draft_chain of a tower that has none, by steps of the head."""
+    def draft_chain(step, hidden, depth):
+        found, length = [], int(step.lengths[0]) + step.rows
+        out = tower.forward_mtp(replace(step, hidden=True), hidden)
+        for i in range(depth):
+            logits = out.rows()[-1].logits[:vocabulary]
+            ids = np.lexsort((np.arange(vocabulary), -logits))[:64]
+            found.append(Row(None, ids, logits[ids]))
+            rows = Rows(ids[:1].astype(np.int32), 0, step.pages[0], length + i, np.array([0]))
+            out = tower.forward_mtp(pack([rows], hidden=True), out.hidden[-1:])
+        return found
+    return draft_chain
+
+
+def test_a_chain_is_the_best_path_and_what_stands_beside_it(model, tokenizer, monkeypatch):
+    sequence, drafter = model.sequence(tokenizer)
+    monkeypatch.setattr(model.tower, "longest_chain", 5)
+    monkeypatch.setattr(model.tower, "draft_chain", chained(model.tower, tokenizer.size), raising=False)
+    draft = Draft(sequence, 8, 15)
+    drafter.extend([draft])
+    tree, row = draft.tree, 0
+    for depth in range(1, 6):
+        logits = follow(model, sequence, [tree.tokens[r] for r in tree.path(row)[1:]])[:tokenizer.size]
+        assert list(tree.children[row]) == np.argsort(-logits)[:3].tolist()
+        row = tree.children[row][int(logits.argmax())]
+    assert max(tree.depths) == 5 and len(tree) == 16 and not tree.children[row]
     model.pool.release(sequence.table)
 
 

@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 
+from qwentin.model.buffers import Bucket
 from qwentin.model.rounds import Ledger, split
 from qwentin.step import Rows, pack
 
@@ -76,3 +77,11 @@ def test_an_undecided_tree_is_dropped():
     ledger.begin(0, (), {0})
     ledger.end(0, 6, False)
     assert ledger.close(0) == (0, ()) and ledger.free == [0]           # the window in its entry is owed
+
+
+def test_every_bucket_is_known_beforehand():
+    """Of any round of up to 32 rows; alone, as one sequence may run, fewer."""
+    found = {Bucket.of(rows, sequences, deep, outputs) for rows in range(1, 33) for sequences in range(1, rows + 1)
+             for deep in range(-(-rows // sequences), rows - sequences + 2) for outputs in range(rows + 1)}
+    assert found == set(Bucket.every(2)) and len(found) == 41
+    assert {b for b in found if b.sequences == 1} == set(Bucket.every(1))

@@ -1,5 +1,6 @@
 """Sampler: each processor against its definition, the distribution against counts, seeds, refusals."""
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from qwentin import nano
 from qwentin.errors import RequestError
 from qwentin.request import SamplingParams
 from qwentin.sampler import Sampler, best, check, default_sampling, log_probabilities, pick, truncate
+from qwentin.step import Row
 
 V = 50
 PLAIN = SamplingParams()
@@ -110,6 +112,40 @@ def test_penalties():
     wanted[9] -= 0.5 + 3 * 0.25
     assert np.allclose(dense(*sampler.distribution(row)), softmax(wanted.astype(np.float64)))
     assert row[9] == 0, "the caller's logits are left alone"
+
+
+def test_the_lower_of_equal_ids_is_among_the_best():
+    row = np.zeros(200)
+    row[[150, 90]] = 1
+    assert truncate(row, 4, 1.0, 0.0)[0].tolist() == [90, 150, 0, 1]
+
+
+@pytest.mark.parametrize("fields, told", [
+    (dict(temperature=0.0), 1), (dict(top_k=20, top_p=0.9, temperature=0.7), 1), (dict(top_k=35), 1), (dict(top_k=1), 1),
+    (dict(top_k=30, min_p=0.05), 1), (dict(top_k=20, repetition_penalty=1.2, presence_penalty=1.5), 0.5),
+    (dict(temperature=0.0, frequency_penalty=0.5), 1), (dict(top_k=20, presence_penalty=-1.0), 0), (dict(top_p=0.9), 0),
+    (dict(top_k=65), 0), (dict(top_k=5, logit_bias=((3, 9.0),)), 0)], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_candidates_choose_as_whole_rows_do(fields, told, masked):
+    """Bit for bit, equal logits among them; `told`: how often candidates suffice, at least, or 0 for never."""
+    rng, size, asked = np.random.default_rng(5), 1500, 0
+    for trial in range(60):
+        row = (np.round(rng.standard_normal(size + 36) * 24) / 8).astype(np.float32)
+        order = np.lexsort((np.arange(size), -row[:size]))[:64]
+        mask = rng.random(size) < 0.8 if masked else None
+
+        def ask():
+            nonlocal asked
+            asked += 1
+            return row
+        samplers = [Sampler(replace(PLAIN, **fields), order[::2], size) for _ in range(2)]
+        for sampler in samplers:
+            sampler.steering = SimpleNamespace(mask=lambda: mask)
+            sampler.counts[order[::3] if sampler.penalised else []] = 1 + trial % 3
+        got = samplers[0].distribution(Row(None, order, row[order], ask))
+        for a, b in zip(got, samplers[1].distribution(row)):
+            assert np.array_equal(a, b)
+    assert asked <= 60 * (1 - told) if told else asked == 60
 
 
 def test_logit_bias():

@@ -12,6 +12,7 @@ from qwentin.engine import Engine
 from qwentin.request import Done, Finish, GenerateRequest, PromptScored, SamplingParams
 from qwentin.speculation import Speculation
 from qwentin.treeplan import Fixed
+from test_drafter import chained
 from test_engine import Reader
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -81,8 +82,12 @@ def right(draft, ahead):
 
 # ---------------------------------------------------------------------- ids
 @pytest.mark.parametrize("draft, depth, guesses, width", [("head", 1, 1, 1), ("auto", 3, 12, 4), ("head", 7, 7, 1),
-                                                          ("auto", 8, 20, 3), ("lookup", 6, 6, 1)])
-def test_greedy_ids_are_those_of_plain_decoding(engine, ask, draft, depth, guesses, width):
+                                                          ("auto", 8, 20, 3), ("lookup", 6, 6, 1), ("chain", 6, 12, 3)])
+def test_greedy_ids_are_those_of_plain_decoding(engine, ask, monkeypatch, draft, depth, guesses, width):
+    if draft == "chain":
+        monkeypatch.setattr(engine.tower, "longest_chain", 5)
+        monkeypatch.setattr(engine.tower, "draft_chain", chained(engine.tower, engine.tokenizer.size), raising=False)
+        draft = "auto"
     render = engine.chat_template.render
     cases = [render(c["messages"], c["tools"], enable_thinking=c["enable_thinking"]) for c in EVAL[1:120:17]]
     fields = [dict(prompt=text) for text in cases if len(engine.tokenizer.encode(text)) < 250]

@@ -1,10 +1,10 @@
-"""gather: rows of a float32 array, rounded to what the next matrix takes.
+"""gather: rows of a float32 array, rounded to what the next matrix takes, or as they are.
 
     out[i] = source[rows[i]]
 
     source  f32 [T, D]        D a multiple of 8
     rows    i32 or u32 [O]    below T
-    out     f16 or bf16 [O, D]
+    out     f16, bf16 or f32 [O, D]
 
 A thread takes eight columns. A prefill of many rows wants the logits of few: those alone go on to the head.
 """
@@ -52,14 +52,14 @@ def launch(stream, source, rows, out):
                          f"got {tuple(source.shape)}, {tuple(rows.shape)} and {tuple(out.shape)}")
     format_of("source", source, "f32")
     if count:
-        stream.launch(build(d, format_of("out", out, "f16", "bf16")), (-(-d // (octet.SIZE * THREADS)), count, 1),
+        stream.launch(build(d, format_of("out", out, "f16", "bf16", "f32")), (-(-d // (octet.SIZE * THREADS)), count, 1),
                       source, rows, out)
 
 
 CASES = (
     dict(rows=32, d=5120, outputs=1),                                  # 27B
     dict(rows=3, d=1000, outputs=5, out="bf16"),                       # ragged; a row twice
-    dict(rows=1, d=8, outputs=1),
+    dict(rows=2, d=8, outputs=1, out="f32"),
     dict(rows=1, d=8, outputs=0),
 )
 
@@ -67,9 +67,9 @@ CASES = (
 def make(rng, rows=32, d=5120, outputs=1, out="f16"):
     """Named random arguments."""
     return dict(source=rng.standard_normal((rows, d)).astype(np.float32), rows=rng.integers(0, rows, outputs, np.int32),
-                out=np.empty((outputs, d), np.float16 if out == "f16" else np.uint16))
+                out=np.empty((outputs, d), {"f16": np.float16, "bf16": np.uint16, "f32": np.float32}[out]))
 
 
 def cost(rows=32, d=5120, outputs=1, out="f16"):
     """Bytes that must move; nothing is computed."""
-    return dict(bytes=outputs * (4 + d * 6), flops=0)
+    return dict(bytes=outputs * (4 + d * (8 if out == "f32" else 6)), flops=0)

@@ -13,9 +13,12 @@ from typing import Callable
 
 import numpy as np
 
-from ..device import Device, pinned
+from ..device import Device
+from ..driver import pinned
 from ..kernels import machines
+from .conveyor import Conveyor
 
+CARRIED = 1 << 20               # bytes: less is copied as it is
 EMULATED_BLOCKS = 4             # multiprocessors that the emulator claims: enough that blocks share strips and keys
 EMULATED_SHARED = 227 << 10
 
@@ -27,7 +30,8 @@ class GpuBackend:
         self.device, self.stream = device, device.stream
         self.name, self.chip = f"{device.name} ({device.chip})", device.chip
         self.multiprocessors, self.shared = device.multiprocessors, device.shared_per_block
-        self.empty, self.zeros, self.upload = device.empty, device.zeros, device.upload
+        self.empty, self.zeros = device.empty, device.zeros
+        self.conveyor = None
 
     def attach(self):
         """Let the calling thread use the device."""
@@ -49,11 +53,25 @@ class GpuBackend:
 
     def read(self, array, into):
         """Queue a copy into a staging array; it is there after synchronize()."""
-        array.download(into, self.stream)
+        if not isinstance(self.stream, machines.Recorder):
+            array.download(into, self.stream)
+
+    def upload(self, values):
+        """A copy of a host array, there before whatever is queued next."""
+        values = np.asarray(values)
+        array = self.empty(values.shape, values.dtype)
+        self.fill(array, values)
+        return array
 
     def fill(self, array, values):
-        """Copy a host array in, now."""
-        array.upload(values)
+        """Copy a host array in, before whatever is queued next."""
+        if values.shape != array.shape or values.dtype != array.dtype:
+            raise ValueError(f"a {array.dtype} {array.shape} device array cannot take {values.dtype} {values.shape}")
+        if array.nbytes < CARRIED:
+            array.upload(values)
+            return
+        self.conveyor = self.conveyor or Conveyor(self.stream)
+        self.conveyor.send(array, values)
 
     def copy(self, target, source):
         """Queue a copy between two arrays of the same bytes."""
@@ -79,6 +97,7 @@ class GpuBackend:
             self.device.function(kernel)
         with stream.capture() as graph:
             queue()
+        graph.upload(stream)
         return Replay(lambda: graph.launch(stream), graph)
 
     def synchronize(self):

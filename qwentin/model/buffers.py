@@ -7,11 +7,16 @@ everything else that changes from round to round is device data, one block of 32
     starts [R + 1], lengths [R], pages [R, B]               lengths: rows in the cache before this round's
     plan [R, 8 + M]                                         kernels/plan.py
     outputs [O]                                             rows whose logits are wanted
-    moves [1 + 2 M]                                         kernels/kv_move.py
+
+and a block comes back: best, values f32 [O, 64] and ids u32 [O, 64] of each wanted row's largest logits (kernels/topk.py).
+
+There are so few buckets that all graphs can be captured at load (graphs.py): whatever a round could do without, such as a
+page table as short as its sequences, would be another bucket.
 
 Padding rows belong to no sequence: they are computed from token 0 and nobody looks at them.
 Who calls: model/cuda.py. Proven by tests/test_cuda.py.
 """
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,9 +27,8 @@ from . import terms
 ROWS = 32                       # of a round: what gemv takes, and the bits of an ancestor mask
 STEPS = (1, 2, 4, 8, 16, 32)
 DEEP = (1, 8, 16, 32)           # the most rows of a sequence: shapes of delta_verify and attn_decode
-FEWEST_PAGES = 64               # 8,192 tokens: a page table below that costs nothing to copy
 ALIGN = 64                      # integers: fields start at 256-byte boundaries
-BEST = 64                       # candidates of a row that come back with its logits
+BEST = 64                       # candidates of a row: what comes back instead of its logits
 
 
 def up(value, steps):
@@ -34,31 +38,37 @@ def up(value, steps):
 
 @dataclass(frozen=True)
 class Bucket:
-    """Sizes of a round, rounded up: rows, sequences, the most rows of one, wanted outputs, pages of the longest table."""
+    """Sizes of a round, rounded up: rows, sequences, the most rows of one, wanted outputs."""
     rows: int
     sequences: int
     deep: int
     outputs: int
-    pages: int
-    moves: bool
 
     @classmethod
-    def of(cls, rows, sequences, deep, outputs, pages, moves):
-        """Few enough to capture: one sequence or as many as rows, no output or one or as many as rows."""
+    @functools.cache
+    def of(cls, rows, sequences, deep, outputs):
+        """One sequence or as many as rows; no output or, of one sequence, one, or as many as rows."""
         T = up(max(rows, 1), STEPS)
-        return cls(T, 1 if sequences == 1 else T, up(max(deep, 1), DEEP), min(outputs, 1) if outputs < 2 else T,
-                   max(FEWEST_PAGES, 1 << max(pages - 1, 0).bit_length()), moves)
+        R = 1 if sequences == 1 else T
+        return cls(T, R, up(max(deep, 1), DEEP), outputs if outputs < 2 - (R > 1) else T)
 
-    def fields(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of the integers."""
+    @classmethod
+    def every(cls, sequences):
+        """All that rounds of so many sequences can need, the most common ones first."""
+        alone = [cls.of(rows, 1, rows, outputs) for rows in STEPS for outputs in range(3)]
+        beside = [cls.of(rows, 2, deep, outputs) for rows in STEPS for deep in range(1, rows) for outputs in (0, 1)]
+        return list(dict.fromkeys(alone + (beside if sequences > 1 else [])))
+
+    def fields(self, pages) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of the integers; `pages` of a sequence at most."""
         T, R = self.rows, self.sequences
         return dict(tokens=(T,), positions=(T,), places=(T,), parents=(T,), ancestors=(T,), starts=(R + 1,), lengths=(R,),
-                    pages=(R, self.pages), plan=(R, plan.HEADER + ROWS), outputs=(self.outputs,), moves=(1 + 2 * ROWS,))
+                    pages=(R, pages), plan=(R, plan.HEADER + ROWS), outputs=(self.outputs,))
 
-    def places(self) -> tuple[dict[str, tuple[int, tuple[int, ...]]], int]:
+    def places(self, pages) -> tuple[dict[str, tuple[int, tuple[int, ...]]], int]:
         """Name -> (first integer, shape), and how many integers in all."""
         found, at = {}, 0
-        for name, shape in self.fields().items():
+        for name, shape in self.fields(pages).items():
             found[name] = at, shape
             at += -(-int(np.prod(shape)) // ALIGN) * ALIGN
         return found, at
@@ -90,9 +100,11 @@ class Scratch:
         self.backend, self.config, self.kv_format = backend, config, kv_format
         c, T = config, ROWS
         H, G, Nk, Nv = c.num_attention_heads, c.num_key_value_heads, c.linear_num_key_heads, c.linear_num_value_heads
-        _, count = Bucket.of(ROWS, ROWS, ROWS, ROWS, pages, True).places()
-        self.staging = backend.staging((count,), np.int32)
-        self.integers = backend.zeros((count * 4,), np.uint8)
+        self.pages = pages
+        _, count = Bucket.of(ROWS, ROWS, ROWS, ROWS).places(pages)
+        self.staging, self.integers = backend.staging((count,), np.int32), backend.zeros((count * 4,), np.uint8)
+        moves = 1 + 2 * ROWS * ROWS             # kv_move.py; of each sequence a whole tree at most
+        self.host_moves, self.moves = backend.staging((moves,), np.int32), backend.zeros((moves,), np.int32)
         D, F, V, gates = c.hidden_size, c.intermediate_size, c.vocab_size, -(-terms.MOST * 2 * Nv // 16) * 16
         f32, f16 = np.float32, np.float16
         self.shapes = dict(
@@ -102,7 +114,7 @@ class Scratch:
             q=((T, H, 256), np.uint16 if kv_format == "bf16" else f16), attended=((T, H, 256), f16),
             gate_up=((T, 2 * F), f32), product=((T, F), f16), logits=((T, V), f32))
         self.arrays = {name: backend.zeros(shape, dtype) for name, (shape, dtype) in self.shapes.items()}
-        self.best_values, self.best_ids = backend.zeros((T * BEST,), f32), backend.zeros((T * BEST,), np.uint32)
+        self.best, self.host_best = backend.zeros((T * BEST * 8,), np.uint8), backend.staging((T * BEST * 2,), np.uint32)
         self.topk_work = backend.zeros((topk.workspace_size(T, V, BEST),), np.uint32)
         lines = max(G * (self.splits(d) + ROWS) * d * (H // G) for d in DEEP)
         self.partial, self.stats = backend.zeros((lines * 256 * 4,), np.uint8), backend.zeros((lines * 8,), np.uint8)
@@ -117,8 +129,7 @@ class Scratch:
 
     @property
     def nbytes(self):
-        arrays = [*self.arrays.values(), self.partial, self.stats, self.integers, self.topk_work, self.best_values,
-                  self.best_ids]
+        arrays = [*self.arrays.values(), self.partial, self.stats, self.integers, self.moves, self.topk_work, self.best]
         return sum(a.nbytes for a in arrays)
 
     def buffers(self, bucket) -> Buffers:
@@ -129,7 +140,7 @@ class Scratch:
 
     def make(self, bucket):
         view, c = self.backend.view, self.config
-        places, count = bucket.places()
+        places, count = bucket.places(self.pages)
         buffers = Buffers(bucket, self.staging[:count], view(self.integers, 0, (count,), np.int32))
         for name, (at, shape) in places.items():
             dtype = DTYPES.get(name, np.int32)
@@ -142,7 +153,10 @@ class Scratch:
         lines = G, self.splits(bucket.deep) + R, bucket.deep * per
         buffers.inputs["partial"] = view(self.partial, 0, (*lines, 256), np.float32)
         buffers.inputs["stats"] = view(self.stats, 0, (*lines, 2), np.float32)
-        buffers.inputs["best_values"] = self.best_values[:O * BEST].reshape(O, BEST)
-        buffers.inputs["best_ids"] = self.best_ids[:O * BEST].reshape(O, BEST)
+        for i, (name, dtype) in enumerate((("best_values", np.float32), ("best_ids", np.uint32))):
+            buffers.inputs[name] = view(self.best, i * O * BEST * 4, (O, BEST), dtype)
+            buffers.host[name] = self.host_best[i * O * BEST:][:O * BEST].view(dtype).reshape(O, BEST)
+        buffers.inputs["best"], buffers.host["best"] = view(self.best, 0, (2 * O * BEST,), np.uint32), \
+            self.host_best[:2 * O * BEST]
         buffers.inputs["topk_work"] = self.topk_work[:topk.workspace_size(O, c.vocab_size, BEST)]
         return buffers

@@ -75,6 +75,7 @@ class CpuTower:
     leaves behind is then that of plain decoding to the last bit, for twice a round's time. Otherwise to rounding.
     raw_hidden: hiddens are returned, and taken by the draft head, as they are before the last norm.
     draft_rows: ids that the draft head chooses from, the lowest; 0: all."""
+    longest_chain = 0           # of drafts in one go: here they can as well be asked for level by level
 
     def __init__(self, checkpoint, pages: int, slots: int, threads: int = 1, stepwise: bool = False,
                  raw_hidden: bool = False, draft_rows: int = 0):

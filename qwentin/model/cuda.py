@@ -1,9 +1,9 @@
 """The CUDA tower: the model as a list of launches, captured once for each size of round and replayed.
 
     Step -> long prompts in wide chunks (wide.py), on Hopper
-         -> rounds of at most 32 rows (rounds.py) -> integers copied in, one graph launch, logits copied out (buffers.py)
+         -> rounds of at most 32 rows (rounds.py) -> integers copied in, one graph launch, best ids copied out (buffers.py)
 
-    a round:   moves | embed | 64 x ( norm, mixer, norm + residual, MLP ) | norm, wanted rows, head, candidates
+    a round:   embed | 64 x ( norm, mixer, norm + residual, MLP ) | norm, wanted rows, head, candidates
 
 It implements what model/cpu.py does, with the same names, and runs on a GPU or, for tests, under the emulator: the same
 launches, the same PTX. The arrays that KVPool and StateSlots only count:
@@ -21,14 +21,17 @@ from tqdm import tqdm
 from ..config import FULL
 from ..kernels import embed, kv_move, plan, rmsnorm
 from ..kvpool import PAGE
-from ..step import Output, Step
+from ..step import Output, Row, Step
+from . import graphs, past
 from .attention import Attention
-from .buffers import ROWS, Bucket, Scratch
+from .buffers import ROWS, Scratch
+from .chain import LINKS, Chain
 from .deltanet import DeltaNet, Pools
 from .head import Head
 from .matrix import workspace
 from .mlp import Mlp
 from .mtp import DraftHead
+from .results import Results
 from .rounds import Ledger, split
 from .staging import Part, fill, gaps, pad, path_moves
 from .trace import Trace
@@ -80,7 +83,9 @@ class CudaTower:
         self.mtp = DraftHead.read(source, c, self.read_layer(source, "mtp.layers.0.", FULL, layers - 1)) if has_mtp else None
         self.host_logits = backend.staging((ROWS, c.vocab_size), np.float32)
         self.host_hidden = backend.staging((ROWS, c.hidden_size), np.float32)
-        self.graphs = {}                # (what, Bucket) -> Replay
+        self.chain = Chain(backend, self.scratch)
+        self.graphs = {}                # (what, Bucket or None) -> Replay
+        self.rounds = 0                 # that wrote logits
         self.hindrance = hindrance(self)
         table = min(pages, -(-c.max_position_embeddings // PAGE))
         self.wide = Wide(self, wide, table, resident) if wide and not self.hindrance else None
@@ -123,38 +128,17 @@ class CudaTower:
             self.backend.copy(self.kv[plane][target], self.kv[plane][source])
 
     def export_state(self, slot, pages, length):
-        """All of one sequence's past, for the disk: kv_bf16 or kv_e4m3 [2 L, length, G, 256], S and window of its slot."""
+        """All of one sequence's past, for the disk."""
         self.settle(slot)
-        rows = self.download(self.kv[plane][page] for plane in range(self.kv.shape[0]) for page in pages)
-        kv = rows.reshape(self.kv.shape[0], len(pages) * PAGE, *self.kv.shape[3:])[:, :length]
-        return {self.kv_name: kv, "S": self.download(p.S[slot] for p in self.pools),
-                "window": self.download(p.window[slot] for p in self.pools)}
+        return past.export(self, slot, pages, length)
 
     def import_state(self, slot, pages, arrays):
         """Put an exported past into a slot and pages; False, with nothing changed, if it is another model's or format's."""
-        kv = arrays.get(self.kv_name)
-        states = {name: (len(self.pools), *getattr(self.pools[0], name).shape[1:]) for name in ("S", "window")}
-        if kv is None or kv.shape[1] > len(pages) * PAGE or kv.shape != (self.kv.shape[0], kv.shape[1], *self.kv.shape[3:]) \
-                or any(arrays[name].shape != shape for name, shape in states.items()):
+        if not past.fits(self, pages, arrays):
             return False
         self.ledger.close(slot)
-        for plane in range(self.kv.shape[0]):
-            for i, page in enumerate(pages):
-                rows = kv[plane, i * PAGE:(i + 1) * PAGE]
-                self.backend.fill(self.kv[plane][page][:len(rows)], np.ascontiguousarray(rows))
-        for i, pools in enumerate(self.pools):
-            self.backend.fill(pools.S[slot], arrays["S"][i])
-            self.backend.fill(pools.window[slot], arrays["window"][i])
+        past.restore(self, slot, pages, arrays)
         return True
-
-    def download(self, arrays):
-        """Device arrays of one shape, stacked on the host."""
-        found = []
-        for array in arrays:
-            found.append(np.empty(array.shape, array.dtype))
-            self.backend.read(array, found[-1])
-        self.backend.synchronize()
-        return np.stack(found)
 
     def settle(self, slot):
         """Bring a slot's state up to the rows that it has committed."""
@@ -169,17 +153,26 @@ class CudaTower:
 
     def advance(self, slot, entry, path, moves=()):
         """Replay rows of an entry into a slot's state, and close the gaps among their keys."""
-        b = self.scratch.buffers(Bucket.of(0, 1, 0, 0, 1, bool(moves)))
+        b = self.scratch.buffers(graphs.ALONE)
         pad(b.host, 0, 0)
         b.host["plan"][:] = plan.table([(slot, 0, 0, entry, -1, path)], ROWS)
-        b.host["moves"][0], b.host["moves"][1:1 + 2 * len(moves)] = len(moves), np.ravel(moves)
+        self.close_gaps(moves)
         self.replay("settle", b, self.queue_settle)
         self.backend.synchronize()
 
+    def close_gaps(self, moves):
+        """Queue the moves of rows that were accepted to where they belong."""
+        if moves:
+            host = self.scratch.host_moves
+            host[0], host[1:1 + 2 * len(moves)] = len(moves), np.ravel(moves)
+            self.replay("moves", None, self.queue_moves)
+
+    def queue_moves(self, _):
+        self.backend.write(self.scratch.moves, self.scratch.host_moves)
+        kv_move.launch(self.backend.stream, self.main_kv, self.scratch.moves)
+
     def queue_settle(self, b):
         self.backend.write(b.integers, b.staging)
-        if b.bucket.moves:
-            kv_move.launch(self.backend.stream, self.main_kv, b.moves)
         for layer in self.layers:
             if isinstance(layer.mixer, DeltaNet):
                 layer.mixer.advance(self.backend, b, 0)
@@ -187,45 +180,59 @@ class CudaTower:
     # ------------------------------------------------------------------ the forward passes
     def forward(self, step: Step) -> Output:
         """Run the step: commit the accepted rows, then compute its own."""
-        out = self.output(step)
-        return self.run(step, out, "forward", self.queue_forward, but=self.wide.run(step, out) if self.wide else frozenset())
+        results = Results(self, step)
+        return self.run(step, results, "forward", self.queue_forward,
+                        but=self.wide.run(step, results) if self.wide else frozenset())
 
     def forward_mtp(self, step: Step, hidden: np.ndarray) -> Output:
         """The draft head over pairs (hidden of position p, token p + 1), as model/cpu.py has it."""
-        return self.run(step, self.output(step), "mtp", self.queue_mtp, hidden)
+        return self.run(step, Results(self, step), "mtp", self.queue_mtp, hidden)
 
-    def output(self, step):
-        """Room for what the step wants."""
-        hidden = np.empty((step.rows, self.config.hidden_size), np.float32) if step.hidden else None
-        return Output(np.empty((len(step.outputs), self.config.vocab_size), np.float32), hidden,
-                      np.zeros(step.sequences, np.int32))
+    @property
+    def longest_chain(self):
+        """Guesses that draft_chain can give at once."""
+        return LINKS + 1 if self.mtp else 0
 
-    def run(self, step, output, what, queue, hidden=None, but=frozenset()):
+    def draft_chain(self, step: Step, hidden: np.ndarray, depth: int) -> list[Row]:
+        """As forward_mtp for one sequence and its last row; then the head goes on from its own best guess: `depth` rows in
+        all, each what it says behind one more guess."""
+        for spans in split(step):
+            part = self.stage(step, spans, hidden)
+            self.replay("mtp", part.buffers, self.queue_mtp)
+            if spans[-1].first + spans[-1].count < step.rows:
+                self.backend.synchronize()
+        self.chain.stage(step, part.places, depth - 1)
+        for i in range(depth - 1):
+            self.replay(f"link {i}", self.chain.links[i], self.queue_link)
+        self.backend.synchronize()
+        return self.chain.rows(part.buffers.host, depth - 1)
+
+    def run(self, step, results, what, queue, hidden=None, but=frozenset()):
         """Run the sequences of a step that are not in `but` in rounds."""
         for spans in split(step, but):
+            results.make_way()
             part = self.stage(step, spans, hidden)
             self.replay(what, part.buffers, queue)
-            if part.outputs:
-                self.backend.read(part.buffers.logits[:part.outputs], self.host_logits[:part.outputs])
-            if step.hidden:
-                self.backend.read(part.buffers.normed[:part.rows], self.host_hidden[:part.rows])
-            self.backend.synchronize()
-            output.logits[part.wanted] = self.host_logits[:part.outputs]
-            if step.hidden:
-                output.hidden[part.at] = self.host_hidden[:part.rows]
-        return output
+            results.add(part)
+        return results.output()
+
+    def capture(self):
+        """Record every graph that can be needed, so that serving takes no more memory and waits for none."""
+        graphs.capture(self)
+
+    def record(self, what, b, queue):
+        self.graphs[what, b and b.bucket] = self.backend.record(lambda: queue(b))
 
     def replay(self, what, b, queue):
-        """Launch the graph of (what, bucket), captured at its first use."""
-        key = what, b.bucket
+        """Launch the graph of (what, bucket), captured at its first use at the latest."""
+        key = what, b and b.bucket
         if key not in self.graphs:
-            self.graphs[key] = self.backend.record(lambda: queue(b))
+            self.record(what, b, queue)
+        self.rounds += b is not None and b.bucket.outputs > 0
         self.graphs[key].launch()
 
     def queue_forward(self, b, watch=lambda name, array: None):
         self.backend.write(b.integers, b.staging)
-        if b.bucket.moves:
-            kv_move.launch(self.backend.stream, self.main_kv, b.moves)
         table, scale, format = self.embedding
         embed.launch(self.backend.stream, b.tokens, table, scale, b.hidden, format)
         watch("embed", b.hidden)
@@ -236,6 +243,14 @@ class CudaTower:
 
     def queue_mtp(self, b):
         self.backend.write(b.integers, b.staging)
+        self.queue_draft(b)
+
+    def queue_link(self, b):
+        if b is self.chain.links[0]:
+            self.chain.begin(b)
+        self.queue_draft(b)
+
+    def queue_draft(self, b):
         table, scale, format = self.embedding
         embed.launch(self.backend.stream, b.tokens, table, scale, b.hidden, format)
         self.mtp.queue_pairs(self.backend, b, self.work)
@@ -260,14 +275,12 @@ class CudaTower:
         """The round's integers, written where its graph copies them from: a Part."""
         draft = hidden is not None
         debts = [None if draft else self.begin(step, s, spans) for s in spans]
-        moves = [] if draft else [m for s in spans for m in gaps(step, s)]
-        part = Part.of(step, spans, moves, self.scratch)
+        self.close_gaps([] if draft else [m for s in spans for m in gaps(step, s)])
+        part = Part.of(step, spans, self.scratch)
         host, T = part.buffers.host, part.rows
         pad(host, T, len(spans))
         host["tokens"][:T], host["positions"][:T] = step.tokens[part.at], step.positions[part.at]
         host["outputs"][:part.outputs] = part.places
-        if moves:
-            host["moves"][0], host["moves"][1:1 + 2 * len(moves)] = len(moves), np.ravel(moves)
         row = 0
         for i, (span, debt) in enumerate(zip(spans, debts)):
             fill(host, step, i, span, row, debt)

@@ -1,6 +1,6 @@
 """The end of a forward pass on the device: last norm, the wanted rows, the head, each row's best candidates.
 
-    hidden + delta -> normed f32 [T, D] -> head_x f16 [O, D] -> logits f32 [O, V] -> best 64 values and ids
+    hidden + delta -> normed f32 [T, D] -> head_x f16 [O, D] -> logits f32 [O, V] -> best 64 values and ids, to the host
 
 Who calls: model/cuda.py. Proven against model/cpu.py by tests/test_cuda.py.
 """
@@ -28,3 +28,4 @@ class Head:
         gather.launch(backend.stream, normed, outputs, b.head_x)
         self.matrix.launch(backend, b.head_x, b.logits, work)
         topk.launch(backend.stream, b.logits, None, self.valid, b.best_values, b.best_ids, b.topk_work, BEST)
+        backend.read(b.best, b.host["best"])

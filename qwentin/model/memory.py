@@ -103,5 +103,5 @@ def parts(tower) -> dict[str, int]:
     pools = tower.pools
     sizes = lambda names: sum(getattr(p, name).nbytes for p in pools for name in names)
     return {"KV": tower.kv.nbytes, "state": sizes(("S", "window")), "rounds": sizes(("pending", "k", "v", "beta", "g")),
-            "scratch": tower.scratch.nbytes + math.prod(tower.work.shape) * 4,
+            "scratch": tower.scratch.nbytes + tower.chain.nbytes + math.prod(tower.work.shape) * 4,
             **({"prefill": tower.wide.nbytes} if tower.wide else {})}

@@ -63,7 +63,7 @@ class Ledger:
     """Which slots owe rows to their state. `settle(slot)` is called to have the device pay one slot's debt."""
 
     def __init__(self, pairs: int, settle):
-        self.free = list(range(pairs - 1, -1, -1))
+        self.pairs, self.free = pairs, list(range(pairs - 1, -1, -1))
         self.debts: dict[int, Debt] = {}            # by slot, the one that waits longest first
         self.settle = settle
 

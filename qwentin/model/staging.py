@@ -23,14 +23,14 @@ class Part:
     places: np.ndarray              # rows of the round that are outputs
 
     @classmethod
-    def of(cls, step, spans, moves, scratch):
+    def of(cls, step, spans, scratch):
         rows = sum(s.count for s in spans)
         at, wanted, places = slice(None), slice(None), step.outputs
         if rows < step.rows:
             at = np.concatenate([np.arange(s.first, s.first + s.count) for s in spans])
             wanted = np.flatnonzero(np.isin(step.outputs, at))
             places = np.searchsorted(at, step.outputs[wanted])
-        bucket = Bucket.of(rows, len(spans), max(s.count for s in spans), len(places), step.pages.shape[1], bool(moves))
+        bucket = Bucket.of(rows, len(spans), max(s.count for s in spans), len(places))
         return cls(scratch.buffers(bucket), rows, len(places), at, wanted, places)
 
 
@@ -60,10 +60,11 @@ PAD = np.array([-1, 0, 0, -1, -1, 0, -1, -1], np.int32)     # a row of the plan 
 
 def pad(host, rows, sequences):
     """What belongs to no row and no sequence."""
-    for name, value in (("tokens", 0), ("positions", 0), ("places", -1), ("parents", -1), ("ancestors", 0)):
-        host[name][rows:] = value
+    if rows < len(host["tokens"]):
+        for name, value in (("tokens", 0), ("positions", 0), ("places", -1), ("parents", -1), ("ancestors", 0)):
+            host[name][rows:] = value
     host["starts"][:], host["lengths"][sequences:], host["pages"][sequences:], host["outputs"][:] = rows, 0, 0, 0
-    host["plan"][:, :plan.HEADER], host["moves"][0] = PAD, 0
+    host["plan"][:, :plan.HEADER] = PAD
 
 
 def fill(host, step, i, span, row, debt):

@@ -23,7 +23,7 @@ from .rounds import Span
 
 LEAST = 65                      # rows of a sequence that go wide: fewer are two rounds, which read the weights twice
 STEP = 128                      # rows of a tile: chunks are cut there
-OFTEN = 1024                    # rows: chunks up to here are captured, 8 sizes; of larger ones the launches take no time
+SIZES = range(STEP, 1025, STEP)         # rows of chunks that are captured, and the most; of others the launches take no time
 
 
 def hindrance(tower) -> str:
@@ -59,7 +59,6 @@ class Wide:
         self.tower, self.most, self.backend = tower, most, tower.backend
         self.arena = Arena(tower.backend, tower.config, most, pages, list(parts(tower)), resident)
         self.nbytes = self.arena.nbytes
-        self.seen = set()               # sizes of chunks that came once
 
     def takes(self, step, r) -> bool:
         """Whether a sequence's rows of a step go wide: committed, a chain, enough of them, and nothing to accept first."""
@@ -67,41 +66,45 @@ class Wide:
         return rows.stop - rows.start >= LEAST and bool(step.commit[r]) and not len(step.accepted[r]) \
             and is_chain(step.parents[rows])
 
-    def run(self, step, output) -> frozenset[int]:
-        """Run the sequences of a step that go wide; their logits and hiddens are in `output`. Which they are."""
+    def run(self, step, results) -> frozenset[int]:
+        """Run the sequences of a step that go wide; what they give is in `results`. Which they are."""
+        if step.rows < LEAST:
+            return frozenset()
         taken = [r for r in range(step.sequences) if self.takes(step, r)]
         for r in taken:
             self.tower.settle(int(step.slots[r]))
             for span in chunks(step, r, self.most):
-                self.run_chunk(step, span, output)
+                self.run_chunk(step, span, results)
         return frozenset(taken)
 
-    def run_chunk(self, step, span, output):
+    def run_chunk(self, step, span, results):
         tower = self.tower
         wanted = np.flatnonzero((step.outputs >= span.first) & (step.outputs < span.first + span.count))
         c = self.arena.stage(step, span, step.outputs[wanted] - span.first)
         self.launch(c)
         if step.hidden:                         # of rows that seed the draft head nobody wants the hidden
             first = 0 if step.follows is None or not tower.mtp else span.count - 1
-            self.backend.read(c.normed[first:c.count], output.hidden[span.first + first:span.first + span.count])
+            self.backend.read(c.normed[first:c.count], results.hidden[span.first + first:span.first + span.count])
         for at in range(0, len(wanted), ROWS):
-            self.give_logits(c, at, wanted[at:at + ROWS], output.logits)
+            self.choose(c, at, wanted[at:at + ROWS], results)
         if c.known and tower.mtp:
             tower.mtp.queue_seeds(self.backend, c, tower.embedding)
-            output.seeded[span.r] += c.known
+            results.seeded[span.r] += c.known
         self.backend.synchronize()
 
     def launch(self, c):
-        """All layers over a chunk. A size that comes again is captured: one launch in place of a thousand."""
-        graphs, key = self.tower.graphs, ("wide", c.rows)
-        if key in graphs:
-            graphs[key].launch()
-        elif key in self.seen and (c.rows == self.most or c.rows <= OFTEN):
-            graphs[key] = self.backend.record(lambda: self.queue(c))
-            graphs[key].launch()
-        else:
-            self.seen.add(key)
+        """All layers over a chunk: one launch in place of a thousand where its size was captured."""
+        graph = self.tower.graphs.get(("wide", c.rows))
+        if graph is None:
             self.queue(c)
+        else:
+            graph.launch()
+
+    def settle_matrices(self):
+        """Unpack those that stay so now, not when a graph is recorded."""
+        for part in parts(self.tower):
+            for matrix in part.matrices if self.arena.resident else ():
+                self.arena.unpacked(matrix)
 
     def queue(self, c, watch=lambda name, hidden, delta: None):
         """All layers over a chunk; leaves c.normed. watch: shown what each part of a layer read and what it gave."""
@@ -117,11 +120,12 @@ class Wide:
             watch(f"layer {i} mlp", c.hidden, c.delta)
         rmsnorm.launch(stream, c.hidden, c.delta, tower.norm, c.normed, tower.config.rms_norm_eps)
 
-    def give_logits(self, c, at, wanted, logits):
+    def choose(self, c, at, wanted, results):
         """The head over up to 32 of a chunk's wanted rows, from its `at`-th on."""
         tower, n = self.tower, len(wanted)
-        b = tower.scratch.buffers(Bucket.of(n, n, 1, n, 0, False))
+        b = tower.scratch.buffers(Bucket.of(n, n, 1, n))
+        results.make_way()
         tower.head.choose(self.backend, b, c.normed, c.outputs[at:at + b.bucket.outputs], tower.work)
-        self.backend.read(b.logits[:n], tower.host_logits[:n])
+        tower.rounds += 1
         self.backend.synchronize()
-        logits[wanted] = tower.host_logits[:n]
+        results.take(b, wanted, n)
