@@ -4,7 +4,8 @@
 
 A whole engine: scheduler, drafters if any, tower, sampler, text. Nano is real; the 27B's shapes have made-up weights and
 nano's tokenizer. Each request is timed greedy and with top_k 20, top_p 0.95, temperature 0.7. `between` is measured from the
-moment the host knows that a round has ended until the next graph is launched; parts are medians of each function's own time.
+moment the host knows that a round has ended until the next graph is launched; parts are medians of each function's own time,
+from a second run, in which watching them takes its time too.
 --dry launches nothing, so that the host's own work can be looked at where there is no GPU. A table, then one JSON line.
 """
 import argparse
@@ -97,19 +98,23 @@ def build(options):
 
 
 def watch(engine, clock):
+    """What tells how long the host takes."""
+    clock.watch(engine.tower.backend, WAITING, "synchronize")
+    clock.watch(engine.tower, LAUNCH, "replay")
+
+
+def watch_parts(engine, clock):
+    """What it does meanwhile."""
     tower = engine.tower
-    clock.watch(tower.backend, WAITING, "synchronize")
     clock.watch(tower, "integers of the round", "stage")
     clock.watch(tower, "ledger", "begin")
-    clock.watch(tower, LAUNCH, "replay")
-    clock.watch(tower, "tower, the rest", "forward")
+    clock.watch(tower, "tower, the rest", "forward", "draft_chain", "forward_mtp")
     clock.watch(Results, "results", "add", "make_way", "output")
     clock.watch(engine.scheduler, "schedule", "pick", "build", "commit")
     clock.watch(Sampler, "choose a token", "choose")
     clock.watch(Sequence, "text", "append")
     clock.watch(Job, "emit", "emit")
     clock.watch(engine.speculation, "speculation", "plan_step", "ran", "finish_round", "walk")
-    clock.watch(tower, "tower, the rest", "draft_chain", "forward_mtp")
     clock.watch(engine, "engine, the rest", "accept", "run_step", "read_inbox")
 
 
@@ -149,17 +154,22 @@ def main():
     engine, clock = build(options), Clock()
     watch(engine, clock)
     engine.start()
-    found = {}
-    for name, sampling in SAMPLING.items():
-        generate(engine, clock, sampling, options)          # captures, warms
-        found[name] = generate(engine, clock, sampling, options)
-        for what, row in found[name].items():
-            print(f"{options.shape}, {options.rows} rows, {name}, before {what}, {row['times']} times: "
-                  f"{row['between_us']:.0f} us, a tenth over {row['slowest_tenth_us']:.0f}")
-            for label, us in row["parts"].items():
-                print(f"    {label:<26}{us:9.1f}")
+    generate(engine, clock, SAMPLING["top_k"], options)         # captures, warms
+    alone = {name: generate(engine, clock, sampling, options) for name, sampling in SAMPLING.items()}
+    watch_parts(engine, clock)
+    found = {name: generate(engine, clock, sampling, options) for name, sampling in SAMPLING.items()}
     engine.stop()
-    print(json.dumps(dict(bench="host", shape=options.shape, rows=options.rows, device=engine.placed.device, found=found)))
+    for name, watched in found.items():
+        for what, row in watched.items():
+            plain = alone[name].get(what, row)
+            if plain["times"] <= SETTLED:
+                continue
+            print(f"{options.shape}, {options.rows} rows, {name}, before {what}, {plain['times']} times: "
+                  f"{plain['between_us']:.0f} us, a tenth over {plain['slowest_tenth_us']:.0f}; "
+                  f"parts, watched, {row['between_us']:.0f}:")
+            print("    " + ", ".join(f"{label} {us:.1f}" for label, us in row["parts"].items() if us >= 0.1))
+    print(json.dumps(dict(bench="host", shape=options.shape, rows=options.rows, device=engine.placed.device, alone=alone,
+                          found=found)))
 
 
 if __name__ == "__main__":

@@ -114,8 +114,9 @@ class Sampler:
         wanted = 1 if p.temperature == 0 else p.top_k
         if row.ids is None or p.logit_bias or not 0 < wanted <= len(row.ids):
             return None
-        text = row.ids < self.vocabulary
-        ids, values = row.ids[text], row.values[text]
+        ids, values = row.ids, row.values
+        if ids[-1] >= self.vocabulary:          # there are fewer
+            ids, values = ids[ids < self.vocabulary], values[ids < self.vocabulary]
         if self.penalised:
             if min(p.repetition_penalty - 1, p.presence_penalty, p.frequency_penalty) < 0:
                 return None

@@ -13,6 +13,7 @@ an uncommitted tree leave the committed state as it is; their KV is written behi
 is kept by the tower, so that the sequence's next step can name in `accepted` which of them (a path, root first) to
 commit before it computes anything. Naming none drops the tree.
 """
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,7 +83,7 @@ class Row:
     def finite(self) -> bool:
         """Whether the logits are numbers. The best one tells: NaN and infinity sort before any number, and an infinity that
         goes into the head comes out as one in half of the row."""
-        return bool(np.isfinite(self.logits).all() if self.ids is None else np.isfinite(self.values[0]))
+        return bool(np.isfinite(self.logits).all() if self.ids is None else math.isfinite(self.values[0]))
 
     def likely(self, count: int, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
         """The `count` most likely of the ids below `vocabulary`, best first, and their probabilities; those of candidates
@@ -179,7 +180,7 @@ def chain(n: int) -> np.ndarray:
 
 
 def is_chain(parents: np.ndarray) -> bool:
-    return bool(np.array_equal(parents, chain(len(parents))))
+    return bool((parents == chain(len(parents))).all())
 
 
 def depths(parents: np.ndarray) -> np.ndarray:

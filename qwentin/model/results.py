@@ -41,7 +41,7 @@ class Results:
             self.hidden[part.at] = tower.host_hidden[:part.rows]
 
     def take(self, b, wanted, n):
-        """The candidates of n outputs, `wanted` of the step's, from a round that is over; their logits stay where they are."""
+        """The candidates of n outputs, `wanted` of the step's, from a round that is over; their logits stay there."""
         if not n:
             return
         self.last, self.round = (b, wanted, n), self.tower.rounds

@@ -27,11 +27,16 @@ class Span:
     done: int
 
 
+ONE_ROW = ((Span(0, 0, 1, 0),),)
+
+
 def split(step: Step, but: frozenset[int] = frozenset()) -> list[list[Span]]:
     """The rounds of a step, its rows in order, the sequences of `but` left out.
 
     Raises ValueError for a tree of more rows than a round has.
     """
+    if step.rows == 1:
+        return ONE_ROW
     rounds, room = [[]], ROWS
     for r in sorted(set(range(step.sequences)) - but):
         first, stop = int(step.starts[r]), int(step.starts[r + 1])
