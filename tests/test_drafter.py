@@ -164,7 +164,8 @@ def chained(tower, vocabulary):
             logits = out.rows()[-1].logits[:vocabulary]
             ids = np.lexsort((np.arange(vocabulary), -logits))[:64]
             found.append(Row(None, ids, logits[ids]))
-            rows = Rows(ids[:1].astype(np.int32), 0, step.pages[0], length + i, np.array([0]))
+            rows = Rows(ids[:1].astype(np.int32), 0, step.pages[0], length + i, np.array([0]),
+                        shift=int(step.positions[0] - step.lengths[0]))
             out = tower.forward_mtp(pack([rows], hidden=True), out.hidden[-1:])
         return found
     return draft_chain
