@@ -102,6 +102,7 @@ def on_cpu(config, checkpoint, valid):
 
 def on_gpu(config, checkpoint, valid):
     from .model.backend import GpuBackend       # numba is imported where a GPU is used, not before
+    from .model.rehearsal import compile_ahead
     device = Device.open()
     if not usable(device):
         major, minor = OLDEST
@@ -109,6 +110,8 @@ def on_gpu(config, checkpoint, valid):
         raise DeviceError(f"--device cuda: {device.name} has compute capability {found}; "
                           f"at least {major}.{minor} is needed; --device cpu runs anywhere.")
     placed = on_device(config, checkpoint, valid, GpuBackend(device), device.free_bytes())
+    compile_ahead(checkpoint.directory, device.chip, device.multiprocessors, device.shared_per_block, pages=placed.pages,
+                  slots=placed.slots, has_mtp=checkpoint.has_mtp, kv=config.kv, active=config.max_seqs)
     placed.tower.capture()
     return placed
 

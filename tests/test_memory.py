@@ -2,7 +2,7 @@
 import numpy as np
 
 from qwentin import nano
-from qwentin.model import memory
+from qwentin.model import memory, rehearsal
 from qwentin.model.backend import EmulatorBackend
 from qwentin.model.convert import prepare
 from qwentin.model.cuda import CudaTower
@@ -53,3 +53,35 @@ def test_chunks_of_prefill(tmp_path):
 def test_packed_weights(tmp_path):
     prepare(nano.DIRECTORY, tmp_path / "fp4", weights="fp4").run()
     assert agree(tmp_path / "fp4", kv="e4m3")["KV"] == 2 * 3 * 5 * 128 * 256
+
+
+def test_kernels_are_known_before_the_tower_is(monkeypatch):
+    """All that 95 graphs of nano launch; those that are not on disk are compiled, by their numbers, elsewhere."""
+    shape = dict(SHAPE, kv="bf16")
+    found = rehearsal.kernels((nano.DIRECTORY, 132, 227 << 10), tuple(shape.items()))
+    names = {kernel.name for kernel in found}
+    assert {"embed", "dense", "attn_decode", "delta_decode", "delta_verify", "kv_move", "topk", "gather"} <= names
+    assert len(set(found)) == len(found) > 20
+    asked = []
+
+    class Pool:
+        def __init__(self, count, mp_context):
+            asked.append(count)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def map(self, work, numbers):
+            asked.append(numbers)
+            return []
+    monkeypatch.setattr(rehearsal, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(rehearsal.build, "on_disk", lambda kernel, chip: kernel.name not in ("embed", "gather"))
+    rehearsal.compile_ahead(nano.DIRECTORY, "sm_90a", 132, 227 << 10, **shape)
+    assert [found[i].name for i in asked[1]].count("gather") == 2 and "embed" in {found[i].name for i in asked[1]}
+    asked.clear()
+    monkeypatch.setattr(rehearsal.build, "on_disk", lambda kernel, chip: True)
+    rehearsal.compile_ahead(nano.DIRECTORY, "sm_90a", 132, 227 << 10, **shape)
+    assert not asked

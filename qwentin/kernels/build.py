@@ -237,6 +237,11 @@ def kept(name, make):
     return data
 
 
+def on_disk(kernel, chip):
+    """Whether its machine code was made before."""
+    return (cache_directory() / "kernels" / f"{stem(kernel, chip)}.cubin").exists()
+
+
 @functools.cache
 def stem(kernel, chip):
     """A cache file's name without its ending: kernel, chip and a digest of everything the code depends on."""
