@@ -110,8 +110,10 @@ def on_gpu(config, checkpoint, valid):
         raise DeviceError(f"--device cuda: {device.name} has compute capability {found}; "
                           f"at least {major}.{minor} is needed; --device cpu runs anywhere.")
     placed = on_device(config, checkpoint, valid, GpuBackend(device), device.free_bytes())
+    wide = placed.tower.wide
     compile_ahead(checkpoint.directory, device.chip, device.multiprocessors, device.shared_per_block, pages=placed.pages,
-                  slots=placed.slots, has_mtp=checkpoint.has_mtp, kv=config.kv, active=config.max_seqs)
+                  slots=placed.slots, has_mtp=checkpoint.has_mtp, kv=config.kv, active=config.max_seqs, wide=placed.chunk,
+                  resident=bool(wide and wide.arena.resident))
     placed.tower.capture()
     return placed
 

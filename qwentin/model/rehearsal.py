@@ -13,6 +13,8 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
+import numpy as np
+
 from ..kernels import build, machines
 from .chain import ONE
 from .cuda import CudaTower
@@ -31,6 +33,9 @@ class RehearsalBackend(CountingBackend):
 
     def record(self, queue):
         queue()
+
+    def staging(self, shape, dtype):
+        return np.zeros(shape, dtype)
 
     def write(self, array, values):
         pass
