@@ -1,24 +1,34 @@
 """gemv on a GPU: bytes a second against a streaming read of the same bytes, in one call.
 
-    python bench/gemv.py
+    python bench/gemv.py [FORMAT ...]        fp6, fp4, nvfp4, fp8: all of them
 
 Parity of every case first. Then each format, 27B shape and number of rows, as graphs of dependent launches over buffers
-past the L2 and of plain ones; medians of event-timed replays. torch's bf16 product at 16 rows beside it, where torch is.
+past the L2; medians of event-timed replays. torch's bf16 product at 16 rows beside it, where torch is.
 Prints a table, then one JSON line.
 """
 import json
+import multiprocessing
+import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
 from qwentin.device import Device
 from qwentin.kernels import gemv, lab, machines, stream_read, strips
 
+FORMATS, ROWS = ("fp6", "fp4", "nvfp4", "fp8"), (1, 4, 8, 16, 32)
 SHAPES = {"gate_up": (34816, 5120), "qkvz": (16384, 5120), "head": (248320, 5120), "down": (5120, 17408), "o": (5120, 6144)}
 
 
-def pool_of(device, packing, rng, nbytes=1_030_000_000):
-    """Random tiles with sane scales, repeated on the device."""
+def compiled(name, groups, shared):
+    """Have a kernel's machine code on the disk."""
+    packing = gemv.PACKINGS[name]
+    gemv.build(packing, groups, "f16", "f32", True, strips.depth_for(packing, groups, 2048 * groups, shared)).cubin("sm_90a")
+
+
+def pool_of(device, packing, rng, nbytes):
+    """Random tiles with sane scales, repeated on the device, at least so many bytes."""
     host = gemv.make(rng, n=16384, k=512, packing=packing)["w"].reshape(-1)
     pool = device.empty((-(-nbytes // host.size), host.size), np.uint8)
     for i in range(len(pool)):
@@ -48,45 +58,60 @@ def torch_times(rows=16):
     return out
 
 
+class Bench:
+    """Activations, outputs and workspaces that all products share."""
+
+    def __init__(self, device, rng):
+        self.device, self.machine, self.rng, self.blocks = device, machines.Gpu(device), rng, device.multiprocessors
+        self.x = device.upload(rng.standard_normal(max(ROWS) * 17408).astype(np.float16))
+        self.out = device.empty((max(ROWS) * 248320,), np.float32)
+        self.work = device.upload(strips.workspace(max(ROWS), self.blocks))
+        self.sums = device.empty((32 * self.blocks,), np.uint32)
+        self.alpha = device.upload(np.ones(248320 // 16, np.float32))
+
+    def format(self, name):
+        """Rows of numbers, printed as they come."""
+        packing = gemv.PACKINGS[name]
+        pool = pool_of(self.device, name, self.rng, max(int(np.prod(packing.shape(n, k))) for n, k in SHAPES.values()))
+        return [row for shape in SHAPES for row in self.shape(name, packing, shape, pool.reshape(pool.nbytes))]
+
+    def shape(self, name, packing, shape, pool):
+        n, k = SHAPES[shape]
+        nbytes = int(np.prod(packing.shape(n, k)))
+        sets = min(24, pool.nbytes // nbytes)
+        w = [pool[i * nbytes:(i + 1) * nbytes] for i in range(sets)]
+        read = lab.measured(self.machine, lambda i: stream_read.launch(
+            self.machine.stream, w[i % sets].reshape(nbytes // 4, dtype=np.uint32), self.sums, 32 * self.blocks), sets)
+        times = {rows: lab.measured(self.machine, lambda i: gemv.launch(
+            self.machine.stream, w[i % sets].reshape(*packing.shape(n, k)), self.x[:rows * k].reshape(rows, k),
+            self.out[:rows * n].reshape(rows, n), self.work, n, packing, self.blocks,
+            self.alpha[:n // 16] if packing.block == 16 else None, shared=self.device.shared_per_block), sets)
+            for rows in ROWS}
+        print(f"{name:5} {n:6} x {k:5} {nbytes / 1e6:7.1f} MB, read {read:6.1f} us ({nbytes / read / 1e6:.2f} TB/s):"
+              + "".join(f" {us:6.1f} ({read / us:.0%})" for us in times.values())
+              + f"; 16 and 32 rows {times[16] / times[1]:.2f}, {times[32] / times[1]:.2f} of 1", flush=True)
+        return [dict(format=name, shape=shape, rows=rows, bytes=nbytes, us=us, read_us=read) for rows, us in times.items()]
+
+
 def main():
+    formats = sys.argv[1:] or FORMATS
     device = Device.open()
-    machine, rng, blocks = machines.Gpu(device), np.random.default_rng(0), device.multiprocessors
+    wanted = [(name, groups, device.shared_per_block) for name in formats for groups in (4, 2, 1)]
+    with ProcessPoolExecutor(min(16, os.cpu_count()), multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compiled, *zip(*wanted)))
+    bench = Bench(device, np.random.default_rng(0))
     for module in (stream_read, gemv):
-        report = lab.check(module, machine)
+        report = lab.check(module, bench.machine)
         print(report)
         if not report.ok:
             sys.exit("a kernel that is wrong is not timed")
-    x, out = device.upload(rng.standard_normal((32, 17408)).astype(np.float16)), device.empty((32, 248320), np.float32)
-    work, sums, rows_of_table = device.upload(strips.workspace(32, blocks)), device.empty((32 * blocks,), np.uint32), []
-    for name in ("fp6", "fp4", "fp8"):
-        packing, pool = gemv.PACKINGS[name], pool_of(device, name, rng)
-        for shape, (n, k) in SHAPES.items():
-            nbytes = int(np.prod(packing.shape(n, k)))
-            sets = max(1, pool.nbytes // nbytes)
-            flat = pool.reshape(pool.nbytes)
-
-            def weights(i):
-                return flat[i % sets * nbytes:(i % sets + 1) * nbytes] if nbytes <= flat.nbytes else None
-            if nbytes > flat.nbytes:
-                continue
-            words = [w.reshape(nbytes // 4, dtype=np.uint32) for w in map(weights, range(sets))]
-            read = lab.measured(machine, lambda i: stream_read.launch(machine.stream, words[i % sets], sums, 32 * blocks),
-                                min(sets, 24))
-            for rows in (1, 4, 8, 16, 32):
-                some = x.reshape(32 * 17408)[:rows * k].reshape(rows, k)
-                to = out.reshape(out.size)[:rows * n].reshape(rows, n)
-                times = [lab.measured(machine, lambda i: gemv.launch(
-                    machine.stream, weights(i).reshape(*packing.shape(n, k)), some, to, work, n, packing, blocks,
-                    dependent=dependent, shared=device.shared_per_block), min(sets, 24)) for dependent in (True, False)]
-                rows_of_table.append(dict(format=name, shape=shape, rows=rows, bytes=nbytes, dependent_us=times[0],
-                                          plain_us=times[1], read_us=read))
-                print(f"{name} {shape:8} {rows:3} rows: {times[0]:7.2f} us dependent, {times[1]:7.2f} plain, "
-                      f"read {read:7.2f}: {nbytes / times[0] / 1e6:.2f} TB/s, {read / times[0]:.0%} of the read", flush=True)
+    print("us and share of the read at", ", ".join(map(str, ROWS)), "rows")
+    rows = [row for name in formats for row in bench.format(name)]
     try:
         print("torch bf16, 16 rows, us:", {k: round(v, 1) for k, v in torch_times().items()})
     except ImportError:
         print("torch is not here")
-    print(json.dumps(dict(device=device.name, rows=rows_of_table)))
+    print(json.dumps(dict(device=device.name, rows=rows)))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def test_inspect_the_original(capsys):
 
 def test_inspect_a_packed_directory(packed, capsys):
     facts = json.loads(printed(["inspect", packed, "--json", "--digests"], capsys))
-    assert facts["packed_version"] == "1" and facts["formats"]["fp6"]["tensors"] == 59
+    assert facts["packed_version"] == "2" and facts["formats"]["fp6"]["tensors"] == 59
     (name, digest), = facts["file_sha256"].items()
     assert digest == hashlib.sha256((packed / name).read_bytes()).hexdigest()
     arrays = random_checkpoint.load(nano.DIRECTORY / "model.safetensors")
@@ -68,7 +68,7 @@ def test_inspect_a_packed_directory(packed, capsys):
 
 def test_inspect_draws_bars(packed, capsys):
     said = printed(["inspect", packed], capsys)
-    assert "packed by qwentin, version 1" in said and "MTP head: 2.0 M parameters" in said
+    assert "packed by qwentin, version 2" in said and "MTP head: 2.0 M parameters" in said
     lines = [line for line in said.splitlines() if line.endswith("#")]
     assert max(line.count("#") for line in lines) == 40 and any(line.startswith("fp6 (59)") for line in lines)
 

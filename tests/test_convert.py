@@ -67,7 +67,7 @@ def test_files_are_plain_safetensors_that_say_what_they_hold(tmp_path):
     for path in sorted((tmp_path / "done").glob("*.safetensors")):
         with safe_open(path, "np") as file:
             metadata = file.metadata()
-            assert metadata["format"] == "qwentin" and metadata["version"] == "1"
+            assert metadata["format"] == "qwentin" and metadata["version"] == "2"
             recipe, digests = json.loads(metadata["recipe"]), json.loads(metadata["source_sha256"])
             assert set(recipe) == set(digests)
             assert all(file.get_slice(key).get_shape() for key in file.keys())
@@ -204,7 +204,7 @@ def bad_fp8_scale(d):
 
 def newer_version(d):
     arrays = random_checkpoint.load(d / "model.safetensors")
-    save_file(arrays, d / "model.safetensors", metadata={"format": "qwentin", "version": "2"})
+    save_file(arrays, d / "model.safetensors", metadata={"format": "qwentin", "version": "3"})
 
 
 BROKEN = {
@@ -225,7 +225,7 @@ BROKEN = {
     "config of another model": (lambda d: edit_json(d / "config.json", lambda c: c.update(model_type="llama")),
                                 "model_type is 'llama'"),
     "packed already": (packed_already, "is packed already; convert the original"),
-    "a later version's file": (newer_version, "is in version 2 of the packed format; this program reads version 1"),
+    "another version's file": (newer_version, "is in version 3 of the packed format; this program reads version 2"),
 }
 
 

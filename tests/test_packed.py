@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from qwentin import numerics
-from qwentin.kernels import packed
+from qwentin.kernels import packed, spread
 from qwentin.kernels.packed import FP4, FP6, FP8, NVFP4, Packing
 
 PACKINGS = pytest.mark.parametrize("packing", [FP6, FP4, FP8, NVFP4, Packing("fp6", numerics.E2M3, 32),
@@ -20,24 +20,41 @@ def matrix(packing, n, k, seed=0):
     return codes, rng.integers(1, 126, shape).astype(dtype)
 
 
+# the sums of spread.py's text, (word, how far left), for (row, s, pair) in order
+SUMS = {4: [[(0, 0)], [(0, -3)], [(0, 4), (0, 7)], [(0, 4), (0, 9)],
+            [(1, 0)], [(1, -3)], [(1, 4), (1, 7)], [(1, 4), (1, 9)]],
+        6: [[(0, 0)], [(0, 2), (2, -3)], [(0, 7), (2, -3)], [(0, -4), (2, 0)],
+            [(1, 0), (2, 7)], [(1, 2), (2, 5)], [(1, 7), (2, 7)], [(1, -4)]]}
+
+
+def group(bits, tile, lane, b):
+    """The words of b in a tile: one for each row, and of plane 2 if there is one."""
+    places = [(b // 2, b % 2 * 2), (b // 2, b % 2 * 2 + 1), (2, b)]
+    return [int(tile[512 * p + 16 * lane + 4 * w:][:4].view("<u4")[0]) for p, w in places[:bits // 2]]
+
+
+def rotated(word, left):
+    return (word << left % 32 | word >> -left % 32) & 0xFFFFFFFF
+
+
+def register(bits, words, i):
+    """The sum, before the mask."""
+    total = 0
+    for word, left in SUMS[bits][i]:
+        total ^= rotated(words[word], left)
+    return total
+
+
 def literal_code(packing, array, row, column):
-    """The code of one weight, fetched bit by bit as the module's text says."""
+    """The code of one weight, fetched as the module's text says."""
     tile = array[row // 128, column // 128, row % 128 // 16]
     g, r, inside = row % 16 // 2, row % 2, column % 128
     b, t, s, j = inside // 32, inside // 8 % 4, inside // 4 % 2, inside % 4
-    lane, n, w = 4 * g + t, s + 2 * (j // 2) + 4 * (j % 2), 2 * (b % 2) + r
-
-    def bit(plane, word, at):
-        return int(tile[512 * plane + 16 * lane + 4 * word:][:4].view("<u4")[0]) >> at % 32 & 1
-    if packing.codes.bits == 8:
+    lane, bits = 4 * g + t, packing.codes.bits
+    if bits == 8:
         return tile[512 * b + 16 * lane + 4 * (2 * s + r) + [0, 2, 1, 3].index(j)]
-    if packing.codes.bits == 4:
-        f = (0, 3, 8, 11)[n % 4] + 16 * (n // 4) + 2 * w
-        sign = w if s == 0 else (w + 1) % 4
-        return sum(bit(b // 2, w, f + m) << m for m in range(3)) | bit(b // 2, sign, f + 6) << 3
-    f = 4 * n + w
-    high = 2 * (b // 2) + s
-    return sum(bit(b // 2, w, f + m) << m for m in range(4)) | bit(2, high, f + 4) << 4 | bit(2, high, f + 8) << 5
+    half = register(bits, group(bits, tile, lane, b), 4 * r + 2 * s + j // 2) >> 16 * (j % 2) & 0xFFFF
+    return (half & 0xFFF) >> 13 - bits | half >> 15 << bits - 1
 
 
 @PACKINGS
@@ -50,39 +67,41 @@ def test_the_picture(packing):
     size = scales.dtype.itemsize * 128 // packing.block
     for row, deep in ((0, 0), (5, 1), (31, 1), (159, 0)):
         tile = array[row // 128, deep, row % 128 // 16]
-        stored = tile[packing.code_bytes + row % 16 * size:][:size].view(scales.dtype)
+        if packing.block == 16:                                          # [g][h][r][b]
+            at = np.array([[h * 8 + row % 2 * 4 + b for h in range(2)] for b in range(4)]).ravel() + row % 16 // 2 * 16
+            stored = tile[packing.code_bytes + at]
+        else:
+            stored = tile[packing.code_bytes + row % 16 * size:][:size].view(scales.dtype)
         np.testing.assert_array_equal(stored, scales[row].reshape(2, -1)[deep])
 
 
-def test_fp4_word_as_drawn():
-    """Magnitudes 1 .. 7 and 0 in w = 0, signs 0 and 7 set: its low half is M3 = 6, M2 = 4, S7 elsewhere, S0, M1, M0."""
-    codes = np.zeros((16, 128), np.uint8)
-    codes[0, :8] = [9, 5, 3, 7, 2, 6, 4, 8]                          # (s, j) in order; n = 0 4 2 6, 1 5 3 7
-    words = packed.pack(FP4, codes, np.zeros((16, 4), np.uint8))[0, 0, 0, :16].view("<u4")
-    assert words[0] & 0xFFFF == 4 << 11 | 3 << 8 | 1 << 6 | 2 << 3 | 1
-    assert words[1] == 1 << (11 + 16 + 6) % 32                       # the sign of n = 7
-
-
-def rotated(word, right):
-    return (word >> right % 32 | word << 32 - right % 32) & 0xFFFFFFFF
-
-
-@pytest.mark.parametrize("packing, low, high, to", [(FP6, 0x000F000F, 0x01100110, 7), (FP4, 0x00070007, 0x00400040, 9)],
-                         ids=["fp6", "fp4"])
-def test_registers_are_the_values_as_f16(packing, low, high, to):
-    """The formula of the docstring."""
+@pytest.mark.parametrize("packing, mask", [(FP6, 0x8F808F80), (FP4, 0x8E008E00)], ids=["fp6", "fp4"])
+def test_registers_are_the_values_as_f16(packing, mask):
+    """What the kernels cut out of words, against the codes."""
     codes, scales = matrix(packing, 16, 128)
     tile = packed.pack(packing, codes, scales)[0, 0, 0]
-    for lane, b, r, s, pair in np.ndindex(32, 4, 2, 2, 2):
-        words = [tile[512 * p + 16 * lane:][:16].view("<u4") for p in (b // 2, 2)]
-        w, n = 2 * (b % 2) + r, s + 2 * pair
-        f = 4 * n + w if packing is FP6 else (0, 3, 8, 11)[n] + 2 * w
-        other = words[1][2 * (b // 2) + s] if packing is FP6 else words[0][(w + s) % 4]
-        both = int(words[0][w]) & rotated(low, -f) | int(other) & rotated(high, -f)
-        register = np.array([rotated(both, f - to)], np.uint32).view(np.float16)
-        column = 32 * b + 8 * (lane % 4) + 4 * s + 2 * pair
-        want = packing.codes.decode(codes[2 * (lane // 4) + r, column:column + 2]) * np.float32(2.0 ** -14)
-        np.testing.assert_array_equal(register.astype(np.float32), want)
+    for lane, b, i in np.ndindex(32, 4, 8):
+        words = group(packing.codes.bits, tile, lane, b)
+        cut = np.array([register(packing.codes.bits, words, i) & mask], np.uint32).view(np.float16)
+        column = 32 * b + 8 * (lane % 4) + 2 * (i % 4)
+        want = packing.codes.decode(codes[2 * (lane // 4) + i // 4, column:column + 2]) * np.float32(2.0 ** -14)
+        np.testing.assert_array_equal(cut.astype(np.float32), want)
+
+
+@pytest.mark.parametrize("bits", spread.RULES)
+def test_words_follow_from_registers(bits):
+    """Both ways, for random words and for random registers: a rule loses nothing."""
+    rule, rng = spread.RULES[bits], np.random.default_rng(0)
+    words = list(rng.integers(0, 1 << 32, (rule.words, 50_000), dtype=np.uint64).astype(np.uint32))
+    np.testing.assert_array_equal(spread.words_of(rule, spread.registers_of(rule, words)), words)
+    registers = rng.integers(0, 1 << 32, (8, 50_000), dtype=np.uint64).astype(np.uint32) & np.uint32(rule.mask)
+    np.testing.assert_array_equal(spread.registers_of(rule, spread.words_of(rule, list(registers))), registers)
+
+
+def test_a_rule_without_an_inverse_is_told():
+    rule = spread.Rule(4, 2, spread.RULES[4].registers[:7] + (((1, 4), (1, 7)),))
+    with pytest.raises(AssertionError, match="without an inverse"):
+        spread.plan(rule)
 
 
 @PACKINGS

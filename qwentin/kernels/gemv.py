@@ -9,11 +9,11 @@
     work   u32, of strips.workspace(M, blocks)        as every launch leaves it
 
 The weights are nearly all the traffic, and each is read once; strips.py says by whom. What is left to do for a weight is
-arithmetic: three integer operations make a register of two f16 weights out of packed words (packed.py), each exactly the
+arithmetic: a mask and about one shift make a register of two f16 weights out of packed words (spread.py), each exactly the
 weight times a power of two, and mma m16n8k16 multiplies 16 rows of weights with 8 rows of x, products exact, sums float32:
 
     block 128  the sum of 128 inputs is scaled and added     block 32  the same for 32 inputs
-    block 16   the weights are multiplied by their scale first: exact, as 2 + 4 bits of mantissa fit in bf16's 8
+    block 16   the weights are multiplied by their scale first: exact, as 2 + 4 bits of mantissa fit in bf16's 8 (f16: sm_89)
 
 In bf16 a code is its value times 2^-126. So that products stay in float32's range, x is multiplied by 2^96.
 A row's result does not depend on how many rows go with it, as long as the blocks are as many.
@@ -24,28 +24,22 @@ import math
 import numpy as np
 
 from .. import numerics
-from . import packed, ptx, strips
+from . import packed, ptx, registers, strips
 from .build import lineless_device
 from .octet import format_of
 from .packed import Packing
 from .parity import Output
-from .ptx import u32, u64
+from .ptx import u16, u32, u64
 from .strips import TILES
-from .unroll import compile_time, static_range
+from .unroll import static_range
 
 X_BITS = 96                           # what bf16 activations are raised by
 TWO_96, TWO_127, MINUS_ZERO = 0x6F806F80, 0x7F007F00, 0x80008000         # bf16, twice
-TWO_8 = 0x5C005C00                                                       # f16, twice
 SIGN = 0x80008000
 SMALLEST = 0x00400000                                                    # bits of 2^-127
 REGISTERS = 224
 SASS = {"sm_90a": ("HMMA.16816.F32", "LDGSTS.E.BYPASS.LTC128B.128", "SYNCS"),
         "sm_120a": ("HMMA.16816.F32", "LDGSTS.E.BYPASS.LTC128B.128", "SYNCS")}
-
-
-def spun(mask, by):
-    """A 32-bit mask rotated left."""
-    return (mask << by | mask >> 32 - by) & 0xFFFFFFFF
 
 
 @lineless_device
@@ -80,44 +74,25 @@ def product(packing, row_groups, half):
     bits, block, code_bytes, tile_bytes = packing.codes.bits, packing.block, packing.code_bytes, packing.tile_bytes
     sums, six, eight = TILES * row_groups, bits == 6, bits == 8
     mma = ptx.mma_f16 if half else ptx.mma_bf16
-    lowest = (10 if half else 7) - packing.codes.mantissa        # where a code's lowest bit goes: exponents must meet
-    low, high, sign_at = {6: (0x000F000F, 0x01100110, 8), 4: (0x00070007, 0x00400040, 6),
-                          8: (0x007F007F, 0x00800080, 7)}[bits]
-    if not half or eight:
-        high &= ~(0x00010001 << sign_at)                         # the sign takes a longer way
+    low = (10 if half else 7) - packing.codes.mantissa           # where a code's lowest bit goes: exponents must meet
+    magnitude = (1 << bits - 1) - 1 << low
+    magnitude |= magnitude << 16
 
-    # Register i of an mma holds the two codes of (s, pair i / 2) of row i % 2; see packed.py
-    @compile_time
-    def bit(b, s, i):
-        """Where they stand in their word."""
-        w = b % 2 * 2 + i % 2
-        return 8 * (i // 2) + (4 * s + w if six else 0 if eight else 3 * s + 2 * w)
+    def eights(s):
+        """Device function: words (s, r) of e4m3 codes -> the mma's registers. A pair is bytes 0 and 2, or 1 and 3."""
+        @lineless_device
+        def made(words):
+            return tuple(((u32(words[s * 2 + i % 2] << low) if i < 2 else words[s * 2 + i % 2] >> (8 - low)) & magnitude)
+                         | (u32(words[s * 2 + i % 2] << (8 - i // 2 * 8)) & SIGN) for i in static_range(4))
+        return made
 
-    @compile_time
-    def word(b, s, i):
-        return 2 * s + i % 2 if eight else b % 2 * 2 + i % 2
+    @lineless_device
+    def bf16_of(a):
+        """A narrow code's f16 register as bf16."""
+        return (a & SIGN) | ((a >> 3) & magnitude)
 
-    @compile_time
-    def other(b, s, i):
-        """The word of their high bits."""
-        return b // 2 * 2 + s if six else word(b, s, i) if eight else (word(b, s, i) + s) % 4
-
-    @compile_time
-    def low_mask(b, s, i):
-        return spun(low, bit(b, s, i))
-
-    @compile_time
-    def high_mask(b, s, i):
-        return spun(high, bit(b, s, i))
-
-    @compile_time
-    def left(b, s, i):
-        """How far they are shifted left, or rotated right where it is negative."""
-        return lowest - bit(b, s, i)
-
-    @compile_time
-    def sign_left(b, s, i):
-        return 15 - sign_at - bit(b, s, i)
+    first, second = (eights(s) if eight else
+                     registers.registers_of(bits, tuple(i % 2 * 4 + s * 2 + i // 2 for i in range(4))) for s in (0, 1))
 
     @lineless_device
     def raised(x):
@@ -130,10 +105,10 @@ def product(packing, row_groups, half):
         return ptx.fma_bf16x2(a, scale, MINUS_ZERO)
 
     @lineless_device
-    def micro_pair(word, t):
-        """f16: the e4m3 codes of a lane, bytes 0 and 2 or 1 and 3, as two halves, exact."""
-        turned = ptx.shift_right_pair(word, word, u32(25 + (t >> 1) * 8))       # their lowest bits come to 7 and 23
-        return ptx.mul_f16x2((turned & 0x3F803F80) | (u32(turned << 1) & SIGN), TWO_8)
+    def micro_pairs(words):
+        """f16: the eight e4m3 codes of a lane."""
+        return (ptx.f16x2_e4m3x2(u16(words[0])), ptx.f16x2_e4m3x2(u16(words[0] >> 16)),
+                ptx.f16x2_e4m3x2(u16(words[1])), ptx.f16x2_e4m3x2(u16(words[1] >> 16)))
 
     @lineless_device
     def micro_scale(word, at):
@@ -155,44 +130,37 @@ def product(packing, row_groups, half):
         elif block == 32:
             pairs = tuple(ptx.shared_x2(u32(scales + r * tile_bytes + g * 8)) for r in static_range(TILES))
         else:
-            fours = tuple(ptx.shared_x4(u32(scales + r * tile_bytes + g * 16)) for r in static_range(TILES))
+            micro = tuple(ptx.shared_x2(u32(scales + r * tile_bytes + g * 16 + (t >> 1) * 8)) for r in static_range(TILES))
             if half:
-                fours = tuple(tuple(micro_pair(fours[r][i], t) for i in static_range(4)) for r in static_range(TILES))
+                micro = tuple(micro_pairs(micro[r]) for r in static_range(TILES))
         for b in static_range(4):
             if eight:
                 words = tuple(ptx.shared_x4(u32(plane + (r * tile_bytes + b * 512))) for r in static_range(TILES))
             elif b % 2 == 0:
                 words = tuple(ptx.shared_x4(u32(plane + (r * tile_bytes + b * 256))) for r in static_range(TILES))
-            if not six:
-                highs = words
             xs = tuple(ptx.shared_x4(u32((x_odd if b % 2 else x_even) + (b // 2 * 128 + j * 2048)))
                        for j in static_range(row_groups))
             if not half:
                 xs = tuple(raised(xs[j]) for j in static_range(row_groups))
+            if eight:
+                group = words
+            elif six:
+                group = tuple((words[e][b % 2 * 2], words[e][b % 2 * 2 + 1], highs[e][b]) for e in static_range(TILES))
+            else:
+                group = tuple((words[e][b % 2 * 2], words[e][b % 2 * 2 + 1]) for e in static_range(TILES))
             for s in static_range(2):
-                a = tuple(tuple((words[e][word(b, s, i)] & low_mask(b, s, i))
-                                | (highs[e][other(b, s, i)] & high_mask(b, s, i))
-                                for i in static_range(4)) for e in static_range(TILES))
-                a = tuple(tuple(u32(a[e][i] << left(b, s, i)) if left(b, s, i) >= 0 else
-                                ptx.shift_right_pair(a[e][i], a[e][i], -left(b, s, i))
-                                for i in static_range(4)) for e in static_range(TILES))
-                if not half or eight:
-                    a = tuple(tuple(a[e][i] | (u32(highs[e][other(b, s, i)] << sign_left(b, s, i)) & SIGN
-                                               if sign_left(b, s, i) >= 0 else
-                                               ptx.shift_right_pair(highs[e][other(b, s, i)], highs[e][other(b, s, i)],
-                                                                    -sign_left(b, s, i)) & SIGN)
-                                    for i in static_range(4)) for e in static_range(TILES))
-                if block == 16 and half and b % 2:
-                    a = tuple(tuple(ptx.mul_f16x2_high(a[e][i], fours[e][i % 2 * 2 + b // 2]) for i in static_range(4))
-                              for e in static_range(TILES))
-                elif block == 16 and half:
-                    a = tuple(tuple(ptx.mul_f16x2_low(a[e][i], fours[e][i % 2 * 2 + b // 2]) for i in static_range(4))
-                              for e in static_range(TILES))
-                elif block == 16:
-                    a = tuple(tuple(times(a[e][i], micro_scale(fours[e][i % 2 * 2 + b // 2], b % 2 * 16 + (t >> 1) * 8))
-                                    for i in static_range(4)) for e in static_range(TILES))
-                c = tuple(mma(a[e // row_groups], (xs[e % row_groups][2 * s], xs[e % row_groups][2 * s + 1]), c[e])
-                          for e in static_range(sums))
+                for r in static_range(TILES):
+                    a = first(group[r]) if s == 0 else second(group[r])
+                    if not half and not eight:
+                        a = tuple(bf16_of(a[i]) for i in static_range(4))
+                    if block == 16 and half and b % 2:
+                        a = tuple(ptx.mul_f16x2_high(a[i], micro[r][i % 2 * 2 + b // 2]) for i in static_range(4))
+                    elif block == 16 and half:
+                        a = tuple(ptx.mul_f16x2_low(a[i], micro[r][i % 2 * 2 + b // 2]) for i in static_range(4))
+                    elif block == 16:
+                        a = tuple(times(a[i], micro_scale(micro[r][i % 2], 8 * b)) for i in static_range(4))
+                    c = tuple(mma(a, (xs[e % row_groups][2 * s], xs[e % row_groups][2 * s + 1]), c[e])
+                              if e // row_groups == r else c[e] for e in static_range(sums))
             if block == 32:
                 acc = tuple(scaled(ptx.f32_bits(max(u32((pairs[e // row_groups][0] >> (8 * b) & 0xFF) << 23), SMALLEST)),
                                    ptx.f32_bits(max(u32((pairs[e // row_groups][1] >> (8 * b) & 0xFF) << 23), SMALLEST)),

@@ -9,8 +9,8 @@
     work     u32, of strips.workspace(M, blocks)      as every launch leaves it
 
 The walk is that of gemv (strips.py). mma m16n8k32 takes codes one a byte, so 32 inputs of 16 rows are four registers of
-masked words (packed.py): e2m3 in the low 6 bits, e2m1 in bits 2..5. It multiplies each row's and each column's 32 products
-by their two scales, powers of two, before it adds:
+bytes (registers.py): e2m3 as e4m3, the value times 2^-6; e2m1 as e5m2, the value times 2^-14. It multiplies each row's and
+each column's 32 products by their two scales, powers of two, before it adds:
 
     block 32   the row's scale is the weights' own; sums run on from piece to piece
     block 128  the row's scale is 1; after four steps the sum of 128 inputs is multiplied by the bf16 scale and added
@@ -22,19 +22,19 @@ import functools
 import numpy as np
 
 from .. import numerics
-from . import packed, ptx, strips
+from . import packed, ptx, registers, strips
 from .build import lineless_device
-from .gemv import checked, scaled, spun
+from .gemv import checked, scaled
 from .gemv import make as make_gemv
 from .octet import format_of
 from .packed import Packing
 from .parity import Output
 from .ptx import u32, u64
 from .strips import TILES
-from .unroll import compile_time, static_range
+from .unroll import static_range
 
 ONES = 0x7F7F7F7F                     # four ue8m0 scales of 1
-TOPS, SIGNS = 0x10101010, 0x20202020  # top exponent bit of e2m3, sign of e2m3 and e2m1, in their bytes
+PLACED = {8: 1.0, 6: 2.0 ** -6, 4: 2.0 ** -14}       # what a code is multiplied by where it stands for an e4m3 or e5m2 byte
 REGISTERS = 224
 SASS = {"sm_120a": ("QMMA.SF.16832.F32", "LDGSTS", "SYNCS")}
 
@@ -65,36 +65,9 @@ def fetch_x(row_groups):
 def product(packing, row_groups):
     """strips.build's device function: two tiles times the activations of 128 inputs."""
     bits, block, code_bytes, tile_bytes = packing.codes.bits, packing.block, packing.code_bytes, packing.tile_bytes
-    sums, six, eight = TILES * row_groups, bits == 6, bits == 8
-    mma = {6: ptx.mma_e2m3_e4m3, 4: ptx.mma_e2m1_e4m3, 8: ptx.mma_e4m3_e4m3}[bits]
-    low = {6: 0x0F0F0F0F, 4: 0x1C1C1C1C, 8: 0}[bits]             # where a byte holds the bits that stand together
-
-    # Register i of an mma holds the four codes of half s = i / 2 of row i % 2; see packed.py
-    @compile_time
-    def word(b, i):
-        return i // 2 * 2 + i % 2 if eight else b % 2 * 2 + i % 2
-
-    @compile_time
-    def other(b, i):
-        """The word of their high bits."""
-        return b // 2 * 2 + i // 2 if six else (word(b, i) + i // 2) % 4
-
-    @compile_time
-    def right(b, i):
-        """How far the word is rotated right: its bit f goes to bit 0 of a byte, of e2m1 to bit 2."""
-        w = word(b, i)
-        return (4 * (i // 2) + w if six else 3 * (i // 2) + 2 * w - 2) % 32
-
-    @compile_time
-    def sign_right(b, i):
-        """fp6: from f + 8 to bit 5 of the byte before; fp4: from f + 6 to bit 5."""
-        w = word(b, i)
-        return (4 * (i // 2) + w + 3 if six else 3 * (i // 2) + 2 * w + 1) % 32
-
-    @compile_time
-    def placed(mask, b, i):
-        """The mask, before the rotation."""
-        return spun(mask, right(b, i))
+    sums, eight, six = TILES * row_groups, bits == 8, bits == 6
+    mma = ptx.mma_e5m2_e4m3 if bits == 4 else ptx.mma_e4m3_e4m3
+    made, joined = (None, None) if eight else (registers.registers_of(bits), registers.bytes_of(bits))
 
     @lineless_device
     def multiply(tile, x, lane, acc):
@@ -114,21 +87,12 @@ def product(packing, row_groups):
                 words = tuple(ptx.shared_x4(u32(plane + (r * tile_bytes + b * 512))) for r in static_range(TILES))
             elif b % 2 == 0:
                 words = tuple(ptx.shared_x4(u32(plane + (r * tile_bytes + b * 256))) for r in static_range(TILES))
-            if not six:
-                highs = words
             xs = tuple(ptx.shared_x2(u32(x_lane + ((b ^ (g & 3)) * 32) + j * 1024)) for j in static_range(row_groups))
             a = words
-            if six:
-                a = tuple(tuple((words[e][word(b, i)] & placed(low, b, i)) | (highs[e][other(b, i)] & placed(TOPS, b, i))
-                                for i in static_range(4)) for e in static_range(TILES))
-                a = tuple(tuple(ptx.shift_right_pair(a[e][i], a[e][i], right(b, i)) for i in static_range(4))
-                          for e in static_range(TILES))
-            elif not eight:
-                a = tuple(tuple(ptx.shift_right_pair(words[e][word(b, i)], words[e][word(b, i)], right(b, i)) & low
-                                for i in static_range(4)) for e in static_range(TILES))
             if not eight:
-                a = tuple(tuple(a[e][i] | (ptx.shift_right_pair(highs[e][other(b, i)], highs[e][other(b, i)],
-                                                                sign_right(b, i)) & SIGNS)
+                w = tuple(made((words[e][b % 2 * 2], words[e][b % 2 * 2 + 1], highs[e][b] if six else u32(0)))
+                          for e in static_range(TILES))
+                a = tuple(tuple(joined(w[e][i % 2 * 4 + i // 2 * 2], w[e][i % 2 * 4 + i // 2 * 2 + 1])
                                 for i in static_range(4)) for e in static_range(TILES))
             c = tuple(mma(a[e // row_groups], xs[e % row_groups], c[e], row[e // row_groups], b, 0,
                           column[e % row_groups], b, 0) for e in static_range(sums))
@@ -144,7 +108,7 @@ def product(packing, row_groups):
 def build(packing, row_groups, out_format, bulk, depth):
     """The kernel; row_groups: 1, 2 or 4 times 8 activation rows; depth: stages of the ring."""
     return strips.build("gemv_sm120a", packing, row_groups, row_groups * 1056, fetch_x(row_groups),
-                        product(packing, row_groups), 1.0, out_format, bulk, depth)
+                        product(packing, row_groups), 1 / PLACED[packing.codes.bits], out_format, bulk, depth)
 
 
 def launch(stream, w, x, x_scale, out, work, n, packing, blocks, dependent=None, shared=strips.SHARED):

@@ -22,16 +22,17 @@ import functools
 
 import numpy as np
 
-from . import octet, packed, ptx, quantise
+from . import octet, packed, ptx, quantise, registers
 from .build import device, kernel
 from .octet import format_of
 from .packed import FP6, FP8, NVFP4, ORDER
 from .parity import Output
 from .ptx import f32, u32, u64
+from .spread import RULES
 from .unroll import static_range
 
 WARPS = 4                                             # of a block, each with a tile of its own
-REGISTERS = 112                                       # 32 values, the words of 64 codes
+REGISTERS = 128                                       # 32 values, the words of 64 codes
 SASS = {"sm_90a": ("LDG.E.128", "STG.E.128"), "sm_120a": ("LDG.E.128", "STG.E.128")}
 OUTPUTS = {"tiles": Output(exact=True), "flag": Output(exact=True)}
 PACKINGS = {packing.name: packing for packing in (FP6, FP8, NVFP4)}
@@ -84,36 +85,22 @@ def bf16_of(x):
     return ptx.f32_bits(u32(bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000)
 
 
-# ---- words of a plane, from words of four codes in byte order
-@device
-def rotated(word, by):
-    """word rotated left by 0 .. 31 bits."""
-    return ptx.shift_right_pair(u32(word), u32(word), u32(32 - by))
+# ---- words of a plane
+@functools.cache
+def group_of(bits):
+    """Device function: four words of b, (s, r), of codes one a byte in byte order -> the words they are packed in."""
+    magnitude, low, sign = ((1 << bits - 1) - 1) * 0x10001, RULES[bits].low, (1 << bits - 1) * 0x10001
+    words_of = registers.words_of(bits)
 
+    @device
+    def f16_pair(word):
+        """The codes in bytes 0 and 2 as two f16: sign at bit 15, magnitude from bit `low` of each half."""
+        return u32((word & magnitude) << low) | u32((word & sign) << (16 - bits))
 
-@device
-def top_bits(w, p, s):
-    """A word of plane 2 of fp6: sign and top exponent bit of 16 codes."""
-    word = u32(0)
-    for i in static_range(4):
-        four = w[8 * p + 4 * (i // 2) + 2 * s + i % 2]
-        word |= rotated((four >> 4) & 0x01010101, 4 * s + i + 4) | rotated((four >> 5) & 0x01010101, 4 * s + i + 8)
-    return word
-
-
-@device
-def low_bits(even, odd, i):
-    """Word i of a plane of fp6: the low four bits of 8 codes."""
-    return rotated((even & 0x0F0F0F0F) | ((odd & 0x0F0F0F0F) << 4), i)
-
-
-@device
-def fours(even, odd, odd_before, i):
-    """Word i of a plane of fp4: 8 magnitudes, the signs of its own even and of the odd half before it."""
-    before = (i + 3) % 4
-    return (rotated(even & 0x07070707, 2 * i) | rotated(odd & 0x07070707, 2 * i + 3)
-            | rotated((even >> 3) & 0x01010101, 2 * i + 6)
-            | rotated((odd_before >> 3) & 0x01010101, 2 * before + 9))
+    @device
+    def group(w):
+        return words_of(tuple(f16_pair(w[i // 2 % 2 * 2 + i // 4] >> (i % 2 * 8)) for i in static_range(8)))
+    return group
 
 
 @functools.cache
@@ -123,6 +110,7 @@ def build(x_format, packing):
     eight, narrow, micro = codes.bits == 8, codes.bits == 4, packing == NVFP4
     steps, top, unit, sign = (1 << codes.mantissa), codes.max, quantise.UNIT[codes.name], codes.sign
     factors = tuple(float(np.float32(f / codes.max)) for f in quantise.FACTORS[packing.block])
+    group = None if eight else group_of(codes.bits)
     order = ORDER                                         # its own inverse: input j stands at byte ORDER[j]
     candidates, smallest, octets = len(factors), float(quantise.SMALLEST), 1 if micro else 4
 
@@ -219,32 +207,23 @@ def build(x_format, packing):
         if eight:
             for b in static_range(4):
                 ptx.store_x4(at + b * 512, (w[4 * b], w[4 * b + 1], w[4 * b + 2], w[4 * b + 3]))
-        elif narrow:
-            for p in static_range(2):
-                ptx.store_x4(at + p * 512, tuple(
-                    fours(w[8 * p + i // 2 * 4 + i % 2], w[8 * p + i // 2 * 4 + 2 + i % 2],
-                          w[8 * p + (i + 3) % 4 // 2 * 4 + 2 + (i + 3) % 2], i) for i in static_range(4)))
         else:
+            groups = tuple(group((w[4 * b], w[4 * b + 1], w[4 * b + 2], w[4 * b + 3])) for b in static_range(4))
             for p in static_range(2):
-                ptx.store_x4(at + p * 512, tuple(
-                    low_bits(w[8 * p + i // 2 * 4 + i % 2], w[8 * p + i // 2 * 4 + 2 + i % 2], i)
-                    for i in static_range(4)))
-            ptx.store_x4(at + 1024, (top_bits(w, 0, 0), top_bits(w, 0, 1), top_bits(w, 1, 0), top_bits(w, 1, 1)))
+                ptx.store_x4(at + p * 512, (groups[2 * p][0], groups[2 * p][1], groups[2 * p + 1][0], groups[2 * p + 1][1]))
+            if not narrow:
+                ptx.store_x4(at + 1024, (groups[0][2], groups[1][2], groups[2][2], groups[3][2]))
 
     @device
     def store_scales(at, g, t, kept):
-        """bf16: a word for two rows. nvfp4: bytes 2b + t / 2 of a row's eight, gathered from lanes t and t + 2."""
-        if not micro:
-            if t == 0:
-                ptx.store_u32(at + g * 4, u32(kept[0] | (kept[4] << 16)))
-        else:
-            for r in static_range(2):
-                other = tuple(ptx.shuffle_xor(kept[4 * r + b], 2) for b in static_range(4))
-                if t == 0:
-                    for half in static_range(2):
-                        a, b = 4 * r + 2 * half, 2 * half
-                        ptx.store_u32(at + (g * 2 + r) * 8 + half * 4,
-                                      u32(kept[a] | (other[b] << 8) | (kept[a + 1] << 16) | (other[b + 1] << 24)))
+        """bf16: a word for two rows. nvfp4: lanes t = 0 and 2 store what they and their neighbours chose, [h][r][b]."""
+        if micro:
+            if t % 2 == 0:
+                ptx.store_x2(at + g * 16 + t * 4, tuple(
+                    u32(kept[4 * r] | (kept[4 * r + 1] << 8) | (kept[4 * r + 2] << 16) | (kept[4 * r + 3] << 24))
+                    for r in static_range(2)))
+        elif t == 0:
+            ptx.store_u32(at + g * 4, u32(kept[0] | (kept[4] << 16)))
 
     @kernel(threads=32 * WARPS)
     def pack(x: u64, tiles: u64, flag: u64, rows: u32, deep: u32, count: u32, alpha: f32):

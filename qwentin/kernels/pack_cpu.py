@@ -12,10 +12,12 @@ from numba import njit
 from .. import numerics
 from .packed import DEPTH, FP6, FP8, NVFP4, ROWS, TILES, Packing
 from .quantise import FACTORS, SMALLEST, UNIT
+from .spread import RULES, plan
 
 INFINITE = np.uint32(0x7F800000)                        # float32 bits of a magnitude; a NaN's are larger
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 E4M3 = numerics.E4M3.values
+FOUR, SIX = (np.array(plan(RULES[bits]), np.int64) for bits in (4, 6))           # how codes become words
 u32, i32, f32 = np.uint32, np.int32, np.float32
 jit = njit(nogil=True, cache=True)
 
@@ -225,38 +227,31 @@ def rotated(word, by):
 
 
 @jit
-def planes_six(codes, out):
-    """fp6: the low four bits of 8 codes a word, rotated by w; sign and top exponent bit of 16 codes a word of plane 2."""
-    nibbles, ones = u32(0x0F0F0F0F), u32(0x01010101)
+def planes_spread(codes, rows, bits, out):
+    """fp6 and fp4: for each b the words from which the kernels make eight registers (spread.py)."""
+    registers, words = np.empty(8, np.uint32), np.empty(3, np.uint32)
     for lane in range(32):
         g, t = lane // 4, lane % 4
-        for p in range(2):
-            for s in range(2):
-                out[(64 + lane) * 4 + 2 * p + s] = 0
-            for w in range(4):
-                place = 8 * (2 * p + w // 2) + 2 * t
-                even, odd = swapped(codes[2 * g + w % 2, place]), swapped(codes[2 * g + w % 2, place + 1])
-                out[(p * 32 + lane) * 4 + w] = rotated(even & nibbles | (odd & nibbles) << u32(4), w)
-                for s, four in enumerate((even, odd)):
-                    f = 4 * s + w
-                    out[(64 + lane) * 4 + 2 * p + s] |= (rotated(four >> u32(4) & ones, f + 4)
-                                                         | rotated(four >> u32(5) & ones, f + 8))
+        for b in range(4):
+            for i in range(8):
+                registers[i] = f16_pair(codes[2 * g + i // 4, 8 * b + 2 * t + i // 2 % 2] >> u32(i % 2 * 16), bits)
+            words[:] = 0
+            for k in range(len(rows)):
+                part = registers[rows[k, 1]]
+                if rows[k, 2] >= 0:
+                    part ^= rotated(words[rows[k, 2]], rows[k, 3] & 31)
+                words[rows[k, 0]] |= rotated(part & u32(rows[k, 4]), -rows[k, 5] & 31)
+            for r in range(2):
+                out[(b // 2 * 32 + lane) * 4 + b % 2 * 2 + r] = words[r]
+            if bits == 6:
+                out[(64 + lane) * 4 + b] = words[2]
 
 
 @jit
-def planes_four(codes, out):
-    """fp4: magnitudes of 8 codes a word, the signs of the odd halves in the next word."""
-    for lane in range(32):
-        g, t = lane // 4, lane % 4
-        for p in range(2):
-            at = (p * 32 + lane) * 4
-            out[at:at + 4] = 0
-            for w in range(4):
-                for s in range(2):
-                    four = swapped(codes[2 * g + w % 2, 8 * (2 * p + w // 2) + 2 * t + s])
-                    f = 3 * s + 2 * w
-                    out[at + w] |= rotated(four & u32(0x07070707), f)
-                    out[at + (w + s) % 4] |= rotated(four >> u32(3) & u32(0x01010101), f + 6)
+def f16_pair(codes, bits):
+    """The codes in the low two bytes as two f16: the sign at bit 15 of a half, the magnitude below bit 12."""
+    two, sign = u32(codes & u32(0xFF) | (codes & u32(0xFF00)) << u32(8)), u32(0x10001) << u32(bits - 1)
+    return u32((two & u32(sign - u32(0x10001))) << u32(13 - bits) | (two & sign) << u32(16 - bits))
 
 
 @jit
@@ -285,7 +280,7 @@ def tiles_128(x, shift, factors, steps, top, sign, unit, out):
                 scales[row] = block_128(bits, factors, steps, top, sign, unit, codes[row])
             here = out[tile // TILES, deep, tile % TILES]
             if steps:
-                planes_six(codes.view(np.uint32), here)
+                planes_spread(codes.view(np.uint32), SIX, 6, here)
             else:
                 planes_whole(codes.view(np.uint32), here)
             here[-ROWS // 2:] = scales.view(np.uint32)
@@ -296,6 +291,7 @@ def tiles_128(x, shift, factors, steps, top, sign, unit, out):
 def tiles_16(x, shift, alpha, factors, steps, top, sign, unit, out):
     """nvfp4."""
     codes, scales = np.zeros((ROWS, DEPTH), np.uint8), np.zeros((ROWS, DEPTH // 16), np.uint8)
+    placed = np.empty((ROWS // 2, 16), np.uint8)
     bits, fine = np.empty(16, np.uint32), True
     for tile in range(out.shape[0] * TILES):
         rows = max(min(ROWS, x.shape[0] - tile * ROWS), 0)
@@ -308,8 +304,11 @@ def tiles_16(x, shift, alpha, factors, steps, top, sign, unit, out):
                     some = codes[row, 16 * b:16 * b + 16]
                     scales[row, b] = block_16(bits, alpha, factors, steps, top, sign, unit, some)
             here = out[tile // TILES, deep, tile % TILES]
-            planes_four(codes.view(np.uint32), here)
-            here[-2 * ROWS:] = scales.reshape(-1).view(np.uint32)
+            planes_spread(codes.view(np.uint32), FOUR, 4, here)
+            for g in range(ROWS // 2):
+                for i in range(16):                               # [h][r][b]
+                    placed[g, i] = scales[2 * g + i // 4 % 2, i % 4 * 2 + i // 8]
+            here[-2 * ROWS:] = placed.reshape(-1).view(np.uint32)
     return fine
 
 

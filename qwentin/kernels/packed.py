@@ -8,8 +8,11 @@ into 8 tiles of 16 rows. All of it is one run of bytes, so whoever takes a strip
     tile_bytes      codes   scales
     fp6 (e2m3)       1536   + 32      one scale for each row: bf16 [16]                       block 128
     fp4 (e2m1)       1024   + 64      one for 32 inputs of a row: ue8m0 [16][4]               block 32
-    fp8 (e4m3)       2048   + 128     one for 16 inputs of a row: e4m3 [16][8] (NVFP4)        block 16
+    fp8 (e4m3)       2048   + 128     one for 16 inputs of a row: e4m3 [8][2][2][4] (NVFP4)   block 16
     any codes go with any block
+
+    e4m3 scales stand as the lanes below want them, eight bytes each: those of rows 2g and 2g + 1, of inputs 32 b + 16 h ..,
+    at [g][h][r][b].
 
     weight = code * scale.  A bf16 scale for 1x128 holds every coarser choice too (128x128, powers of two).
 
@@ -27,36 +30,29 @@ its 16 bytes a lane has four words. `b` counts blocks of 32 inputs, `r` the row 
 
           ORDER is 0, 2, 1, 3: inputs 0 and 1 stand at the same bit of the two halves of a word, as in an f16 register.
 
-    The narrower codes are spread so that one rotation brings all bits of two weights into place. The code of (s, j) has
-    the number n = s + 2 (j / 2) + 4 (j % 2); it stands at bit f of word w = 2 (b % 2) + r of plane p = b / 2. Bits are
-    counted modulo 32:
+    The narrower codes are spread over words: for each b two of them, or three, make eight registers of two f16 (spread.py
+    draws it), of r = 0 then 1 and of (s, j / 2) = 00 01 10 11; j % 2 is the half.
 
-    fp4   planes p = 0, 1    f = (0, 3, 8, 11)[n % 4] + 16 (n / 4) + 2w
-          magnitude at f .. f+2, sign at f + 6: of the same word if s = 0, of word (w + 1) % 4 if s = 1
+    fp4   planes p = 0, 1    words 2 (b % 2) + r of plane b / 2
+    fp6   planes p = 0, 1    the same; the third is word b of plane 2
 
-          bit   15  14  13  12  11  10   9   8   7   6   5   4   3   2   1   0        M: magnitude, S: sign, of code n
-          w = 0 S1' S2  M3  M3  M3  M2  M2  M2  S7' S0  M1  M1  M1  M0  M0  M0        ' of the word before (w = 3)
-
-    fp6   planes p = 0, 1    f = 4n + w; the low four bits at f .. f+3
-          plane 2            word 2 (b / 2) + s: the top exponent bit at f + 4, the sign at f + 8
-
-So a register of two f16 weights is ((low & 0x000F000F << f) | (high & 0x01100110 << f)) rotated right by f - 7: sign,
-exponent and mantissa of an f16 that is the value times 2^-14 exactly (fp4: 0x00070007, 0x00400040, f - 9; e4m3: the value
-times 2^-8). The same words masked by bytes give the e2m3, e2m1 and e4m3 operands of 8-bit matrix instructions, whose
-activations must stand in byte order ORDER.
+Such a register is the values times 2^-14, exactly; an e4m3 code as f16 is its value times 2^-8. The high bytes of registers
+are the operands of 8-bit matrix instructions, e2m1 as e5m2, e2m3 as e4m3 after a shift; the activations stand
+in byte order ORDER.
 """
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 
 from .. import numerics
 from ..numerics import Minifloat
+from . import spread
 
 ROWS, DEPTH = 16, 128                # of a tile: an mma's rows; 128 inputs give every lane whole 16-byte pieces
 TILES = 8                            # of a piece
 STRIP = ROWS * TILES
 ORDER = (0, 2, 1, 3)                 # byte i of a word holds input ORDER[i] of its four; its own inverse
-FP4_BITS = (0, 3, 8, 11)
 SCALES = {128: (np.dtype("<u2"), numerics.decode_bf16), 32: (np.dtype("u1"), numerics.decode_ue8m0),
           16: (np.dtype("u1"), numerics.E4M3.decode)}                   # block -> how its scales are stored and read
 
@@ -123,6 +119,8 @@ def pack(packing: Packing, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     codes = np.pad(codes, rows).reshape(strips, TILES, 8, 2, deep, 4, 4, 2, 4)   # strip tile g r deep b t s j
     codes = codes.transpose(0, 4, 1, 5, 2, 6, 7, 3, 8)                           # strip deep tile b g t s r j
     scales = np.pad(scales, rows).reshape(strips, TILES, ROWS, deep, -1).transpose(0, 3, 1, 2, 4)
+    if packing.block == 16:
+        scales = scales.reshape(strips, deep, TILES, 8, 2, 4, 2).transpose(0, 1, 2, 3, 6, 4, 5)          # ... g h r b
     out = np.empty((strips, deep, TILES, packing.tile_bytes), np.uint8)
     out[..., :packing.code_bytes] = PLANES[packing.codes.bits](codes).reshape(strips, deep, TILES, -1)
     out[..., packing.code_bytes:] = np.ascontiguousarray(scales).view(np.uint8).reshape(strips, deep, TILES, -1)
@@ -139,6 +137,8 @@ def unpack(packing: Packing, packed: np.ndarray, n: int) -> tuple[np.ndarray, np
     planes = np.ascontiguousarray(packed[..., :packing.code_bytes]).reshape(strips, deep, TILES, -1, 8, 4, 16)
     codes = CODES[packing.codes.bits](planes).transpose(0, 2, 4, 7, 1, 3, 5, 6, 8).reshape(strips * STRIP, -1)
     scales = np.ascontiguousarray(packed[..., packing.code_bytes:]).view(SCALES[packing.block][0])
+    if packing.block == 16:
+        scales = scales.reshape(strips, deep, TILES, 8, 2, 2, 4).transpose(0, 1, 2, 3, 5, 6, 4)          # ... g r b h
     scales = scales.reshape(strips, deep, TILES, ROWS, -1).transpose(0, 2, 3, 1, 4).reshape(strips * STRIP, -1)
     return codes[:n], scales[:n]
 
@@ -181,65 +181,33 @@ def fp8_codes(planes):
     return planes.reshape(*planes.shape[:-1], 2, 2, 4)[..., list(ORDER)]
 
 
-def fields(codes):
-    """(b, s, r, n, a view of the codes there) for all 64 places of a lane."""
-    for b, s, r, j in np.ndindex(4, 2, 2, 4):
-        yield b, s, r, s + 2 * (j // 2) + 4 * (j % 2), codes[..., b, :, :, s, r, j]
+def spread_planes(bits, codes):
+    wide, rule = codes.astype(np.uint32), spread.RULES[bits]
+    magnitude = np.uint32((1 << bits - 1) - 1)
+    halves = (wide & magnitude) << np.uint32(rule.low) | wide >> np.uint32(bits - 1) << np.uint32(15)
+    pairs = halves[..., 0::2] | halves[..., 1::2] << np.uint32(16)                     # b g t s r pair
+    words = spread.words_of(rule, [pairs[..., s, r, j] for r in (0, 1) for s in (0, 1) for j in (0, 1)])      # b g t
+    planes = np.empty((*codes.shape[:-6], bits // 2, 8, 4, 4), np.uint32)              # plane g t word
+    for r in (0, 1):
+        planes[..., :2, :, :, r::2] = np.moveaxis(words[r].reshape(*codes.shape[:-6], 2, 2, 8, 4), -3, -1)
+    if bits == 6:
+        planes[..., 2, :, :, :] = np.moveaxis(words[2], -3, -1)
+    return planes.view(np.uint8)
 
 
-def put(words, plane, word, at, bits):
-    """Set bits (u8 0 or more) at bit `at`, modulo 32, of a word of planes u32 [..., plane, g, t, word]."""
-    wide = bits.astype(np.uint64) << np.uint64(at % 32)
-    words[..., plane, :, :, word] |= (wide | wide >> np.uint64(32)).astype(np.uint32)
-
-
-def get(words, plane, word, at, mask):
-    """The bits under `mask` that stand at bit `at`, modulo 32."""
-    word = words[..., plane, :, :, word].astype(np.uint64)
-    return ((word | word << np.uint64(32)) >> np.uint64(at % 32) & np.uint64(mask)).astype(np.uint8)
-
-
-def fp4_place(b, s, r, n):
-    """(plane, word of the magnitude, word of the sign, bit f)"""
-    w = 2 * (b % 2) + r
-    return b // 2, w, (w + s) % 4, FP4_BITS[n % 4] + 16 * (n // 4) + 2 * w
-
-
-def fp4_planes(codes):
-    words = np.zeros((*codes.shape[:-6], 2, 8, 4, 4), np.uint32)
-    for b, s, r, n, code in fields(codes):
-        plane, low, high, f = fp4_place(b, s, r, n)
-        put(words, plane, low, f, code & 7)
-        put(words, plane, high, f + 6, code >> 3)
-    return words.view(np.uint8)
-
-
-def fp4_codes(planes):
-    words, codes = planes.view(np.uint32), np.empty((*planes.shape[:-4], 4, 8, 4, 2, 2, 4), np.uint8)
-    for b, s, r, n, code in fields(codes):
-        plane, low, high, f = fp4_place(b, s, r, n)
-        code[...] = get(words, plane, low, f, 7) | get(words, plane, high, f + 6, 1) << 3
+def spread_codes(bits, planes):
+    words, rule, lead = planes.view(np.uint32), spread.RULES[bits], planes.shape[:-4]
+    group = [np.moveaxis(words[..., :2, :, :, r::2], -1, -3).reshape(*lead, 4, 8, 4) for r in (0, 1)]       # b g t
+    if bits == 6:
+        group.append(np.moveaxis(words[..., 2, :, :, :], -1, -3))
+    codes = np.empty((*lead, 4, 8, 4, 2, 2, 4), np.uint8)                              # b g t s r j
+    for i, register in enumerate(spread.registers_of(rule, group)):
+        for half in (0, 1):
+            x = register >> np.uint32(16 * half)
+            codes[..., i // 2 % 2, i // 4, i % 2 * 2 + half] = (x >> np.uint32(rule.low) & np.uint32((1 << bits - 1) - 1)
+                                                                | (x >> np.uint32(15) & np.uint32(1)) << np.uint32(bits - 1))
     return codes
 
 
-def fp6_planes(codes):
-    words = np.zeros((*codes.shape[:-6], 3, 8, 4, 4), np.uint32)
-    for b, s, r, n, code in fields(codes):
-        w, high = 2 * (b % 2) + r, 2 * (b // 2) + s
-        put(words, b // 2, w, 4 * n + w, code & 15)
-        put(words, 2, high, 4 * n + w + 4, code >> 4 & 1)
-        put(words, 2, high, 4 * n + w + 8, code >> 5)
-    return words.view(np.uint8)
-
-
-def fp6_codes(planes):
-    words, codes = planes.view(np.uint32), np.empty((*planes.shape[:-4], 4, 8, 4, 2, 2, 4), np.uint8)
-    for b, s, r, n, code in fields(codes):
-        w, high = 2 * (b % 2) + r, 2 * (b // 2) + s
-        top = get(words, 2, high, 4 * n + w + 4, 1) | get(words, 2, high, 4 * n + w + 8, 1) << 1
-        code[...] = get(words, b // 2, w, 4 * n + w, 15) | top << 4
-    return codes
-
-
-PLANES = {4: fp4_planes, 6: fp6_planes, 8: fp8_planes}
-CODES = {4: fp4_codes, 6: fp6_codes, 8: fp8_codes}
+PLANES = {4: functools.partial(spread_planes, 4), 6: functools.partial(spread_planes, 6), 8: fp8_planes}
+CODES = {4: functools.partial(spread_codes, 4), 6: functools.partial(spread_codes, 6), 8: fp8_codes}

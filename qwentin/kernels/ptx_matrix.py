@@ -66,6 +66,7 @@ def mma_mxf8f6f4(a_type, b_type):
 
 mma_e2m3_e4m3 = mma_mxf8f6f4("e2m3", "e4m3")
 mma_e2m1_e4m3 = mma_mxf8f6f4("e2m1", "e4m3")
+mma_e5m2_e4m3 = mma_mxf8f6f4("e5m2", "e4m3")
 mma_e4m3_e4m3 = mma_mxf8f6f4("e4m3", "e4m3")
 mma_e3m2_e4m3 = mma_mxf8f6f4("e3m2", "e4m3")
 mma_e2m3_e2m3 = mma_mxf8f6f4("e2m3", "e2m3")

@@ -15,13 +15,13 @@ import functools
 
 import numpy as np
 
-from . import packed, ptx
+from . import packed, ptx, registers
 from .build import kernel
 from .gemv import PACKINGS
 from .packed import DEPTH, STRIP, TILES
 from .parity import Output
 from .ptx import u32, u64
-from .unroll import compile_time, static_range
+from .unroll import static_range
 
 THREADS = 32 * TILES
 PLACED = {6: 6, 8: 0}         # bits of code: the power of two that its place in an e4m3 loses
@@ -51,10 +51,7 @@ def build(packing):
     tile_bytes, code_bytes, six = packing.tile_bytes, packing.code_bytes, packing.codes.bits == 6
     factor = 2.0 ** PLACED[packing.codes.bits]
 
-    @compile_time
-    def by(b, r, s):
-        """How far word 2 (b % 2) + r is rotated for the codes of (b, r, s)."""
-        return 4 * s + 2 * (b % 2) + r
+    made, joined = (registers.registers_of(6), registers.bytes_of(6)) if six else (None, None)
 
     @kernel(threads=THREADS)
     def unpack_e4m3(packed: u64, tiles: u64, scales: u64, strips: u32):
@@ -69,15 +66,12 @@ def build(packing):
         else:
             planes = tuple(ptx.load_x4(here + (p * 512 + lane * 16)) for p in static_range(4))
         for b in static_range(4):
+            if six:
+                w = made((planes[b // 2][b % 2 * 2], planes[b // 2][b % 2 * 2 + 1], planes[2][b]))
             for r in static_range(2):
                 row = u32(tile * 16 + 2 * g + r)
                 if six:
-                    w = planes[b // 2][b % 2 * 2 + r]
-                    h = tuple(planes[2][b // 2 * 2 + s] for s in static_range(2))
-                    words = tuple(ptx.shift_right_pair(w, w, by(b, r, s)) & 0x0F0F0F0F
-                                  | ptx.shift_right_pair(h[s], h[s], by(b, r, s)) & 0x10101010
-                                  | ptx.shift_right_pair(h[s], h[s], by(b, r, s) + 1) & 0x80808080
-                                  for s in static_range(2))
+                    words = tuple(joined(w[4 * r + 2 * s], w[4 * r + 2 * s + 1]) for s in static_range(2))
                 else:
                     words = (planes[b][r], planes[b][2 + r])
                 place = u32((2 * b + t // 2) ^ (row & 7))

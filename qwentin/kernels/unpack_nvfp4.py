@@ -20,12 +20,12 @@ import functools
 import numpy as np
 
 from .. import numerics
-from . import octet, packed, ptx
+from . import octet, packed, ptx, registers
 from .build import device, kernel
 from .packed import DEPTH, NVFP4, ROWS, STRIP, TILES
 from .parity import Output
 from .ptx import u32, u64
-from .unroll import compile_time, static_range
+from .unroll import static_range
 
 THREADS = 32 * TILES
 LARGEST = 5                   # the power of two that the largest scale is brought to
@@ -58,21 +58,7 @@ def build():
     """The kernel."""
     tile_bytes, code_bytes = NVFP4.tile_bytes, NVFP4.code_bytes
 
-    @compile_time
-    def bit(b, r, s, j):
-        """Where the magnitude of code (b, r, s, j) begins in its word."""
-        n = s + 2 * (j // 2) + 4 * (j % 2)
-        return ((0, 3, 8, 11)[n % 4] + 16 * (n // 4) + 2 * (2 * (b % 2) + r)) % 32
-
-    @device
-    def turned(word, by):
-        """The word rotated right by so many bits."""
-        return ptx.shift_right_pair(word, word, by)
-
-    @device
-    def value(word, sign):
-        """The e2m1 in the low three bits of `word`, with the sign in bit 31 of `sign`."""
-        return ptx.f32_bits(u32((word & 7) << 22) | (sign & 0x80000000)) * 2.0 ** 126
+    made = registers.registers_of(4)
 
     @device
     def largest(words):
@@ -91,24 +77,21 @@ def build():
         to = tiles + (u64(piece) * pieces + deep) * (STRIP * DEPTH)
         planes = tuple(ptx.load_x4(here + (p * 512 + lane * 16)) for p in static_range(2))
         for r in static_range(2):
-            own = ptx.load_x2(here + code_bytes + (2 * g + r) * 8)
+            own = tuple(ptx.load_u32(here + code_bytes + (g * 16 + h * 8 + r * 4)) for h in static_range(2))
             top = largest(own)
+            mine = ptx.select(t < 2, own[0], own[1])             # the lane's eight inputs 32 b + 8 t lie in one half of 32
             # e4m3's exponent is off by 7 and, of subnormal codes, hidden in the mantissa: the float32's says it
             power = u32(ptx.bits_f32(octet.byte(top, 0)) >> 23)
             factor = ptx.select(top > 0, ptx.f32_bits(u32(u32(254 + LARGEST) - power) << 23), 1.0)
             row = u32(tile * 16 + 2 * g + r)
             for b in static_range(4):
-                # the lane's eight inputs 32 b + 8 t lie in block 2 b + t / 2 of 16
-                code = u32(own[b // 2] >> (u32(2 * b % 4 + t // 2) * 8) & 0x7F)
-                scale = octet.byte(code, 0) * factor
-                words = planes[b // 2]
-                w, after = words[2 * (b % 2) + r], words[(2 * (b % 2) + r + 1) % 4]
-                made = tuple(tuple(scale * value(turned(w, bit(b, r, s, j)),
-                                                 turned(w if s == 0 else after, (bit(b, r, s, j) + 7) % 32))
-                                   for j in static_range(4)) for s in static_range(2))
+                scale = octet.byte(u32(mine >> (8 * b) & 0x7F), 0) * factor * 2.0 ** 14
+                halves = made((planes[b // 2][b % 2 * 2], planes[b // 2][b % 2 * 2 + 1]))
+                pairs = tuple(ptx.f32x2_f16x2(halves[4 * r + i]) for i in static_range(4))           # (s, pair)
                 place = u32((2 * b + t // 2) ^ (row & 7))
                 ptx.store_x2(to + row * DEPTH + place * 16 + t % 2 * 8, tuple(
-                    u32(u32(ptx.e4m3x2(made[s][0], made[s][2])) | u32(ptx.e4m3x2(made[s][1], made[s][3])) << 16)
+                    u32(u32(ptx.e4m3x2(scale * pairs[2 * s][0], scale * pairs[2 * s + 1][0]))
+                        | u32(ptx.e4m3x2(scale * pairs[2 * s][1], scale * pairs[2 * s + 1][1])) << 16)
                     for s in static_range(2)))
             if t == 0:
                 a = ptx.load_f32(alpha + min(u32(piece * TILES + tile), u32(count - 1)) * 4)

@@ -2,7 +2,7 @@
 
 Plain safetensors, one after the other about 2 GiB, with what they hold in the metadata:
 
-    format          "qwentin"        version   "1"
+    format          "qwentin"        version   "2"
     recipe          {tensor: kind}   of this file (the kinds of pack.py)
     source_sha256   {tensor: digest} of the bytes each was made from
 

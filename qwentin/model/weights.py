@@ -21,7 +21,7 @@ from .safetensor import Shard
 
 INDEX = "model.safetensors.index.json"
 QUANTISATIONS = ("fp8", "compressed-tensors", "modelopt")
-FORMAT, VERSION = "qwentin", "1"                        # in the metadata of the files that `qwentin convert` writes
+FORMAT, VERSION = "qwentin", "2"                        # in the metadata of the files that `qwentin convert` writes
 SLICE_BYTES = 64 << 20                                  # float32 bytes decoded at a time
 
 log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ def read_headers(directory: Path) -> tuple[list[Shard], dict[str, Part]]:
 
 
 def open_shard(path: Path) -> Shard:
-    """The file, unless a later version of the converter wrote it."""
+    """The file, unless another version of the converter wrote it: the layout of tiles may differ."""
     shard = Shard(path)
     if shard.metadata.get("format") == FORMAT and shard.metadata.get("version") != VERSION:
         raise CheckpointError(f"{path} is in version {shard.metadata.get('version')} of the packed format; this program "
