@@ -71,7 +71,7 @@ class Sampler:
 
     def choose(self, logits: np.ndarray | Row) -> int:
         """The next token by logits f32 [V] or a step's row; it is counted as generated. Raises ConstraintFailed."""
-        token = self.steering.forced() if self.steering else None
+        token = self.steering.forced() if self.steering else self.first(logits)
         if token is None:
             ids, probabilities = self.distribution(logits)
             token = int(ids[pick(probabilities, self.random.random())]) if len(ids) > 1 else int(ids[0])
@@ -81,6 +81,13 @@ class Sampler:
             self.counts[token] += 1
             self.seen[token] = True
         return token
+
+    def first(self, logits: np.ndarray | Row) -> int | None:
+        """The best candidate's id where that is all there is to say."""
+        if isinstance(logits, Row) and logits.ids is not None and self.params.temperature == 0 and not self.penalised \
+                and not self.params.logit_bias:
+            return int(logits.ids[0])
+        return None
 
     def distribution(self, logits: np.ndarray | Row) -> tuple[np.ndarray, np.ndarray]:
         """The tokens that may follow, i64 [K], and their probabilities, f64 [K], after every processor."""

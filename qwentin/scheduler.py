@@ -26,7 +26,7 @@ from .step import Rows, Step, pack
 from .tree import DraftTree
 
 
-@dataclass(frozen=True)
+@dataclass
 class Part:
     """A sequence's share of a step: rows [start, start+count) of its ids, or a draft tree behind its first `start` ids, root
     included; outputs index the step's logits."""
@@ -47,7 +47,7 @@ class Part:
         return len(self.sequence.ids) - self.start - 1
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
     step: Step
     parts: tuple[Part, ...]
@@ -225,7 +225,7 @@ class Scheduler:
                                  follows=np.full(count, -1, np.int32), **place))
             else:
                 tokens = np.array(sequence.ids[start:start + count], np.int32)
-                follows = np.array([*sequence.ids[start + 1:start + count + 1], -1][:count], np.int32)
+                follows = np.array([*sequence.ids[start + 1:start + count + 1], -1][:count], np.int32) if hidden else None
                 rows.append(Rows(tokens, outputs=sequence.wanted_rows(start, count), follows=follows, **place))
             wanted = len(rows[-1].outputs)
             parts.append(Part(sequence, start, count, slice(done, done + wanted), tree))

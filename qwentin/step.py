@@ -1,4 +1,4 @@
-"""One forward pass as frozen arrays: the scheduler builds it, a tower runs it, nothing else is passed.
+"""One forward pass as arrays that nobody changes: the scheduler builds it, a tower runs it, nothing else is passed.
 
     sequence r owns rows starts[r] : starts[r+1] of the step and reads its own state slot and pages.
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 
-@dataclass(frozen=True)
+@dataclass                      # not frozen=True, which would take 3 us of the host's 80 between two rounds; so with Rows
 class Step:
     """Axes: T rows, R sequences, O wanted rows, B pages of the longest sequence.
 
@@ -121,7 +121,7 @@ class Output:
                 for i in range(*which.indices(len(ids)))]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rows:
     """One sequence's share of a step, before packing. parents None means a chain from the committed state."""
     tokens: np.ndarray              # i32 [t]

@@ -16,7 +16,6 @@ page table as short as its sequences, would be another bucket.
 Padding rows belong to no sequence: they are computed from token 0 and nobody looks at them.
 Who calls: model/cuda.py. Proven by tests/test_cuda.py.
 """
-import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,7 +44,6 @@ class Bucket:
     outputs: int
 
     @classmethod
-    @functools.cache
     def of(cls, rows, sequences, deep, outputs):
         """One sequence or as many as rows; no output or, of one sequence, one, or as many as rows."""
         T = up(max(rows, 1), STEPS)
@@ -85,6 +83,7 @@ class Buffers:
     integers: object            # i32, on the device
     inputs: dict = field(default_factory=dict)
     host: dict = field(default_factory=dict)
+    graphs: dict = field(default_factory=dict)      # what -> Replay, as cuda.py has them by bucket
 
     def __getattr__(self, name):
         try:
@@ -118,7 +117,7 @@ class Scratch:
         self.topk_work = backend.zeros((topk.workspace_size(T, V, BEST),), np.uint32)
         lines = max(G * (self.splits(d) + ROWS) * d * (H // G) for d in DEEP)
         self.partial, self.stats = backend.zeros((lines * 256 * 4,), np.uint8), backend.zeros((lines * 8,), np.uint8)
-        self.made = {}
+        self.made, self.found = {}, {}          # Buffers by bucket, and by the sizes of rounds that they were for
 
     def splits(self, deep):
         """Blocks that share a group's keys."""
@@ -137,6 +136,12 @@ class Scratch:
         if bucket not in self.made:
             self.made[bucket] = self.make(bucket)
         return self.made[bucket]
+
+    def fitting(self, *sizes) -> Buffers:
+        """The views of Bucket.of(*sizes)."""
+        if sizes not in self.found:
+            self.found[sizes] = self.buffers(Bucket.of(*sizes))
+        return self.found[sizes]
 
     def make(self, bucket):
         view, c = self.backend.view, self.config

@@ -221,15 +221,17 @@ class CudaTower:
         graphs.capture(self)
 
     def record(self, what, b, queue):
-        self.graphs[what, b and b.bucket] = self.backend.record(lambda: queue(b))
+        """Capture the graph of a round, or without buffers of what needs none."""
+        graph = self.graphs[what, b and b.bucket] = self.backend.record(lambda: queue(b))
+        if b:
+            b.graphs[what] = graph
+        return graph
 
     def replay(self, what, b, queue):
-        """Launch the graph of (what, bucket), captured at its first use at the latest."""
-        key = what, b and b.bucket
-        if key not in self.graphs:
-            self.record(what, b, queue)
+        """Launch a graph, captured at its first use at the latest."""
+        graph = (b.graphs.get(what) if b else self.graphs.get((what, None))) or self.record(what, b, queue)
         self.rounds += b is not None and b.bucket.outputs > 0
-        self.graphs[key].launch()
+        graph.launch()
 
     def queue_forward(self, b, watch=lambda name, array: None):
         self.backend.write(b.integers, b.staging)
@@ -293,6 +295,6 @@ class CudaTower:
     def begin(self, step, span, spans):
         """(entry to read, entry to write, rows to replay) for a sequence of a round; the ledger takes note."""
         slot, accepted = int(step.slots[span.r]), step.accepted[span.r] if not span.done else ()
-        found = self.ledger.begin(slot, accepted, {int(step.slots[s.r]) for s in spans})
+        found = self.ledger.begin(slot, accepted, step.slots[[s.r for s in spans]].tolist() if len(spans) > 1 else ())
         self.ledger.end(slot, span.count, bool(step.commit[span.r]))
         return found

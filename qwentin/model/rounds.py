@@ -10,6 +10,7 @@ many as sequences run, and of the slots without an open tree the one that waits 
 
 Who calls: model/cuda.py. Proven by tests/test_rounds.py.
 """
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,7 +73,7 @@ class Ledger:
         self.debts: dict[int, Debt] = {}            # by slot, the one that waits longest first
         self.settle = settle
 
-    def begin(self, slot: int, accepted: np.ndarray, company: set[int]) -> tuple[int, int, tuple[int, ...]]:
+    def begin(self, slot: int, accepted: np.ndarray, company: Collection[int]) -> tuple[int, int, tuple[int, ...]]:
         """(entry to read or -1, entry to write, rows to replay) of a slot's next round; slots of `company` keep theirs."""
         debt = self.debts.pop(slot, None)
         if debt is None:

@@ -9,10 +9,10 @@ import numpy as np
 from ..kernels import plan
 from ..kvpool import PAGE
 from ..step import ancestors, is_chain
-from .buffers import ROWS, Bucket, Buffers
+from .buffers import ROWS, Buffers
 
 
-@dataclass(frozen=True)
+@dataclass
 class Part:
     """What one round is of a step: its buffers, how many rows and outputs, and which of the step's they are."""
     buffers: Buffers
@@ -30,8 +30,8 @@ class Part:
             at = np.concatenate([np.arange(s.first, s.first + s.count) for s in spans])
             wanted = np.flatnonzero(np.isin(step.outputs, at))
             places = np.searchsorted(at, step.outputs[wanted])
-        bucket = Bucket.of(rows, len(spans), max(s.count for s in spans), len(places))
-        return cls(scratch.buffers(bucket), rows, len(places), at, wanted, places)
+        buffers = scratch.fitting(rows, len(spans), max(s.count for s in spans), len(places))
+        return cls(buffers, rows, len(places), at, wanted, places)
 
 
 CHAIN = (2 << np.arange(ROWS, dtype=np.uint64)) - 1       # row i of a chain sees rows 0 .. i
