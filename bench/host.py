@@ -93,6 +93,10 @@ def build(options):
         source = SyntheticSource(model, backend)
     pages = pages_for(4 * CONTEXT)
     tower = CudaTower(model, source, pages, options.rows + 1, kv="bf16", active=options.rows, valid=tokenizer.size)
+    free, begun = backend.free_bytes() or 0, time.perf_counter()
+    tower.capture()
+    print(f"{len(tower.graphs)} graphs captured in {time.perf_counter() - begun:.1f} s, "
+          f"{(free - (backend.free_bytes() or 0)) / 2**20:.0f} MiB of the device")
     template = ChatTemplate(config.model, {n: tokenizer.special(n) for n in ("bos_token", "eos_token", "pad_token")}, {})
     return Engine(config, model, Placed(tower, pages, options.rows + 1, 1, backend.name), tokenizer, template)
 
