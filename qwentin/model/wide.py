@@ -59,6 +59,7 @@ class Wide:
         self.tower, self.most, self.backend = tower, most, tower.backend
         self.arena = Arena(tower.backend, tower.config, most, pages, list(parts(tower)), resident)
         self.nbytes = self.arena.nbytes
+        self.seen = set()               # sizes of chunks that came once
 
     def takes(self, step, r) -> bool:
         """Whether a sequence's rows of a step go wide: committed, a chain, enough of them, and nothing to accept first."""
@@ -93,12 +94,17 @@ class Wide:
         self.backend.synchronize()
 
     def launch(self, c):
-        """All layers over a chunk: one launch in place of a thousand where its size was captured."""
-        graph = self.tower.graphs.get(("wide", c.rows))
-        if graph is None:
-            self.queue(c)
+        """All layers over a chunk. A size that comes again is captured, if it was not at load: one launch in place of a
+        thousand."""
+        graphs, key = self.tower.graphs, ("wide", c.rows)
+        if key in graphs:
+            graphs[key].launch()
+        elif key in self.seen and (c.rows == self.most or c.rows in SIZES):
+            graphs[key] = self.backend.record(lambda: self.queue(c))
+            graphs[key].launch()
         else:
-            graph.launch()
+            self.seen.add(key)
+            self.queue(c)
 
     def settle_matrices(self):
         """Unpack those that stay so now, not when a graph is recorded."""
