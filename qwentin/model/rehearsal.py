@@ -23,6 +23,8 @@ from .weights import open_checkpoint
 
 log = logging.getLogger("qwentin.towers")
 
+MOST = 16                       # processes: each imports numba, 0.3 GB
+
 
 class RehearsalBackend(CountingBackend):
     """Nothing is launched or copied; `stream.kernels` are those that would be."""
@@ -78,10 +80,10 @@ def compile_ahead(directory, chip, multiprocessors, shared, **shape):
     if all(build.on_disk(kernel, chip) for kernel in backend.stream.kernels):
         return
     missing = [i for i, kernel in enumerate(kernels(where, shape)) if not build.on_disk(kernel, chip)]
-    processes = min(len(missing), os.cpu_count() or 1)
+    processes = min(len(missing), os.cpu_count() or 1, MOST)
     log.info("compiling %d kernels in %d processes", len(missing), processes)
     try:
         with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
             list(pool.map(functools.partial(compile_one, chip=chip, where=where, shape=shape), missing))
-    except BrokenProcessPool as error:
+    except (BrokenProcessPool, OSError) as error:
         log.warning("kernels are compiled one after the other: %s", error)
