@@ -22,10 +22,11 @@ Both matrices lie as the tensor cores of delta_chunk take them from the right, 1
     lane 4 (i % 8) + t has columns 2t + 0, 1, 8, 9, 16, 17, 24, 25 of the piece's
 
 A block takes a chunk and a key head, two warps each of its value heads. Products with half-precision k and q are summed in
-float32; A and its inverse are float32: both 32 x 32 triangles by forward substitution, a column a lane, then the square
-below them as -X22 (A21 X11). Nothing is squared: with the same key in every row A's powers grow to 10^18.
+float32; A and its inverse X are float32: 16 x 16 triangles by forward substitution, a column a lane, then the squares below
+them, of 16 and of 32, as -X22 A21 X11 on the tensor cores, each operand the sum of two halves. Nothing is squared: with the
+same key in every row A's powers grow to 10^18.
 
-27B, 4096 rows: 34 MB in and 38 MB out, 16 us of an H200's memory; 3072 inverses of 44,000 multiply-adds, 13 us.
+27B, 4096 rows: 34 MB in and 38 MB out, 16 us of an H200's memory; it takes 41, of instructions and what waits for what.
 """
 import functools
 
@@ -83,21 +84,53 @@ def ref(span, q, k, beta, g):
     return made
 
 
+@functools.cache
+def copy_rows(threads):
+    """Device function (to, source, stride, there, thread): starts copying 64 rows of 256 bytes, `stride` bytes apart; those
+    that are not there become zeros. Chunk c of row r stands at place c ^ r % 8, so that ldmatrix meets different banks."""
+    STEP = threads // 16
+
+    @device
+    def copy(to, source, stride, there, thread):
+        first, c = u32(thread // 16), u32(thread % 16)
+        p = source + u64(first) * stride + c * 16
+        for n in static_range(-(-CHUNK // STEP)):
+            r = u32(first + n * STEP)
+            if (n + 1) * STEP <= CHUNK or r < CHUNK:
+                ptx.copy_16_zfill(u32(to + r * ROW + (c ^ r & 7) * 16), p, ptx.select(r < there, u32(16), u32(0)))
+            p += stride * STEP
+    return copy
+
+
 @device
-def copy_rows(to, source, stride, there, thread, threads):
-    """Start copying 64 rows of 256 bytes, `stride` bytes apart; rows that are not there become zeros. Chunk c of row r
-    stands at place c ^ r % 8, so that ldmatrix meets different banks."""
-    for n in range(thread, CHUNK * 16, threads):
-        r, c = u32(n // 16), u32(n % 16)
-        from_row = ptx.select(r < there, r, u32(0))
-        ptx.copy_16_zfill(u32(to + r * ROW + (c ^ r & 7) * 16), source + u64(from_row) * stride + c * 16,
-                          ptx.select(r < there, u32(16), u32(0)))
+def split(x):
+    """Two float32 as the sum of two pairs of halves: 22 bits."""
+    high = ptx.f16x2(x[0], x[1])
+    back = ptx.f32x2_f16x2(high)
+    return high, ptx.f16x2(x[0] - back[0], x[1] - back[1])
+
+
+@device
+def left(x, y):
+    """Two fragments of sums as an operand from the left, split."""
+    a, b, c, d = split((x[0], x[1])), split((x[2], x[3])), split((y[0], y[1])), split((y[2], y[3]))
+    return (a[0], b[0], c[0], d[0]), (a[1], b[1], c[1], d[1])
+
+
+@device
+def taken(X, s, lane):
+    """Rows 16 s .. of 16 columns at X in shared memory, transposed, as an operand from the left, split."""
+    p = u32(X + (s * 16 + lane % 4 * 2) * PITCH + lane // 4 * 4)
+    x = tuple((ptx.shared_f32(u32(p + n % 2 * 32 + n // 2 * (8 * PITCH))),
+               ptx.shared_f32(u32(p + PITCH + n % 2 * 32 + n // 2 * (8 * PITCH)))) for n in static_range(4))
+    return left((x[0][0], x[0][1], x[1][0], x[1][1]), (x[2][0], x[2][1], x[3][0], x[3][1]))
 
 
 @functools.cache
 def build(share):
     """The kernel for so many value heads a key head."""
     THREADS = 64 * share
+    copy = copy_rows(THREADS)
     Y_AT = 2 * CHUNK * ROW + share * TRIANGLE            # bytes of shared memory: k, q; A of each value head; y and beta
     SHARED = Y_AT + share * 2 * CHUNK * 4
 
@@ -150,12 +183,14 @@ def build(share):
 
     @device
     def substitute(A, lane):
-        """The 32 x 32 triangle at A becomes (I + A)^-1: a column a lane, four rows a turn."""
-        for i in range(0, HALF, 4):
+        """The 16 x 16 triangle at A becomes (I + A)^-1, and so does the next on the diagonal: a column a lane, four rows a
+        turn."""
+        A, column = u32(A + lane // 16 * (16 * (PITCH + 4))), u32(lane % 16)
+        for i in static_range(0, 16, 4):
             here = u32(A + i * PITCH)
-            x = tuple(ptx.select(i + r == lane, f32(1.0), f32(0.0)) for r in static_range(4))
-            for j in range(0, i, 4):
-                above = tuple(ptx.shared_f32(u32(A + (j + c) * PITCH + lane * 4)) for c in static_range(4))
+            x = tuple(ptx.select(column == i + r, f32(1.0), f32(0.0)) for r in static_range(4))
+            for j in static_range(0, i, 4):
+                above = tuple(ptx.shared_f32(u32(A + (j + c) * PITCH + column * 4)) for c in static_range(4))
                 line = tuple(ptx.shared_f32x4(u32(here + r * PITCH + j * 4)) for r in static_range(4))
                 for c in static_range(4):
                     x = tuple(ptx.fma(-line[r][c], above[c], x[r]) for r in static_range(4))
@@ -166,38 +201,55 @@ def build(share):
             ptx.warp_barrier()
             x = x[0], one, two, three
             for r in static_range(4):
-                ptx.store_shared_f32(u32(here + r * PITCH + lane * 4), x[r])
+                ptx.store_shared_f32(u32(here + r * PITCH + column * 4), x[r])
             ptx.warp_barrier()
 
-    @device
-    def squared(left, right, lane):
-        """16 rows of `left` times column `lane` of `right`: 32 x 32 squares in shared memory."""
-        total = (0.0,) * 16
-        for j in range(0, HALF, 4):
-            x = tuple(ptx.shared_f32(u32(right + (j + s) * PITCH + lane * 4)) for s in static_range(4))
-            line = tuple(ptx.shared_f32x4(u32(left + r * PITCH + j * 4)) for r in static_range(16))
-            for s in static_range(4):
-                total = tuple(ptx.fma(line[r][s], x[s], total[r]) for r in static_range(16))
-        return total
+    def square(steps):
+        @device
+        def times(x, B, lane):
+            """x times the transpose of the square at B; each operand is the sum of two halves, three products of four."""
+            m = ((0.0, 0.0, 0.0, 0.0),) * (2 * steps)
+            for s in static_range(steps):
+                for n in static_range(2 * steps):
+                    at = u32(B + (n * 8 + lane // 4) * PITCH + (s * 16 + lane % 4 * 2) * 4)
+                    b, c = split(ptx.shared_f32x2(at)), split(ptx.shared_f32x2(u32(at + 32)))
+                    m = tuple(ptx.mma_f16(x[s][1], (b[0], c[0]), m[i]) if i == n else m[i] for i in static_range(2 * steps))
+                    m = tuple(ptx.mma_f16(x[s][0], (b[1], c[1]), m[i]) if i == n else m[i] for i in static_range(2 * steps))
+                    m = tuple(ptx.mma_f16(x[s][0], (b[0], c[0]), m[i]) if i == n else m[i] for i in static_range(2 * steps))
+            return m
 
-    @device
-    def store_column(to, x, lane, sign):
-        """16 elements of column `lane`."""
-        for i in static_range(HALF // 2):
-            ptx.store_shared_f32(u32(to + i * PITCH + lane * 4), x[i] * sign)
+        @device
+        def below(X11, A21, X22, lane):
+            """X22 A21 X11 of squares of 16 `steps` rows, transposed: the 16 columns at X11, fragments [2 steps]."""
+            x = tuple(taken(X11, s, lane) for s in static_range(steps))
+            m = times(x, A21, lane)
+            x = tuple(left(m[2 * s], m[2 * s + 1]) for s in static_range(steps))
+            return times(x, X22, lane)
+        return below
+    below_16, below_32 = square(1), square(2)
+
+    def placed(tiles):
+        @device
+        def store(to, m, lane):
+            """-m, transposed back."""
+            p = u32(to + lane % 4 * (2 * PITCH) + lane // 4 * 4)
+            for n in static_range(tiles):
+                for e in static_range(4):
+                    ptx.store_shared_f32(u32(p + (n * 8 + e % 2) * PITCH + e // 2 * 32), -m[n][e])
+        return store
+    store_below_16, store_below_32 = placed(2), placed(4)
 
     @device
     def invert(A, warp, lane):
-        """A's inverse in its place, but the square below goes above the diagonal, where nothing else is."""
-        below = u32(A + HALF * PITCH + warp * (16 * PITCH))
-        substitute(u32(A + warp * (HALF * (PITCH + 4))), lane)
-        ptx.barrier()
-        m = squared(below, A, lane)
+        """A's inverse in its place, but the last square goes above the diagonal, where nothing else is."""
+        own = u32(A + warp * (HALF * (PITCH + 4)))
+        substitute(own, lane)
+        m = below_16(own, u32(own + 16 * PITCH), u32(own + 16 * (PITCH + 4)), lane)
         ptx.warp_barrier()
-        store_column(below, m, lane, f32(1.0))
+        store_below_16(u32(own + 16 * PITCH), m, lane)
         ptx.barrier()
-        x = squared(u32(A + HALF * (PITCH + 4) + warp * (16 * PITCH)), u32(A + HALF * PITCH), lane)
-        store_column(u32(A + HALF * 4 + warp * (16 * PITCH)), x, lane, f32(-1.0))
+        m = below_32(u32(A + warp * 64), u32(A + HALF * PITCH), u32(A + HALF * (PITCH + 4)), lane)
+        store_below_32(u32(A + HALF * 4 + warp * 64), m, lane)
         ptx.barrier()
 
     @device
@@ -252,8 +304,8 @@ def build(share):
         pair, warp = u32(thread // 64), u32(thread // 32 % 2)
         head = u32(key * share + pair)
         from_row = (u64(first) * key_heads + key) * ROW
-        copy_rows(shared, k + from_row, u64(key_heads * ROW), there, thread, u32(THREADS))
-        copy_rows(u32(shared + CHUNK * ROW), q + from_row, u64(key_heads * ROW), there, thread, u32(THREADS))
+        copy(shared, k + from_row, u64(key_heads * ROW), there, thread)
+        copy(u32(shared + CHUNK * ROW), q + from_row, u64(key_heads * ROW), there, thread)
         ptx.copy_commit()
         y, A = u32(shared + Y_AT + pair * (2 * CHUNK * 4)), u32(shared + 2 * CHUNK * ROW + pair * TRIANGLE)
         at = u64(ptx.block_y()) * value_heads + head
