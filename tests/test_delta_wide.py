@@ -6,7 +6,7 @@ f16: two correct runs differ by some 5e-4 (rel-L2), a tenth of what model_math.m
 import numpy as np
 import pytest
 
-from qwentin.kernels import conv_wide, delta_chunk, delta_prepare, gated_norm, lab, machines
+from qwentin.kernels import conv_wide, delta_chunk, delta_chunk_sm90a, delta_prepare, gated_norm, lab, machines
 from qwentin.model.cpu import l2_unit, rms_unit, sigmoid, silu, softplus
 from qwentin.model.cpu_delta import causal_conv, delta_chunked
 
@@ -15,6 +15,7 @@ C = (2 * NK + NV) * HEAD
 COLUMNS = C + NV * HEAD + 2 * NV + 2                    # padded to a multiple of 8
 NEAR = 1.5e-3                                           # rel-L2
 EMULATOR = machines.Emulator()
+both = pytest.mark.parametrize("chunk", [delta_chunk, delta_chunk_sm90a], ids=lab.name_of)
 
 
 class Layer:
@@ -29,8 +30,8 @@ class Layer:
         self.rows = lambda count: normal(count, COLUMNS)
 
 
-def wide(layer, projected, S, window, room=0):
-    """A prefill of some rows in slot 1 by the four kernels: (gated, S, window)."""
+def wide(layer, projected, S, window, room=0, chunk=delta_chunk):
+    """A prefill of some rows in slot 1 by the four kernels: (gated, S, window). chunk: which form of the third."""
     rows = len(projected)
     T, N = max(rows, room), -(-max(rows, room) // CHUNK)
     full, single = (lambda *shape: np.empty(shape, np.float16)), (lambda *shape: np.empty(shape, np.float32))
@@ -43,7 +44,7 @@ def wide(layer, projected, S, window, room=0):
     b = dict(inverse=full(N, NV, 12, 32, 8), within=full(N, NV, 12, 32, 8), decays=single(N, NV, 2, CHUNK))
     v = a.pop("v")
     b = lab.run(delta_prepare, dict(a, **b), EMULATOR)
-    made = lab.run(delta_chunk, dict(span=span, S=S, q=a["q"], k=a["k"], v=v, **b, o=full(T, NV, HEAD)), EMULATOR)
+    made = lab.run(chunk, dict(span=span, S=S, q=a["q"], k=a["k"], v=v, **b, o=full(T, NV, HEAD)), EMULATOR)
     gated = lab.run(gated_norm, dict(o=made["o"], projected=padded, column=C, weight=layer.norm, out=full(T, NV, HEAD),
                                      eps=EPS), EMULATOR)["out"]
     return gated[:rows].astype(np.float32), made["S"], window
@@ -65,12 +66,13 @@ def near(got, wanted, allowed=NEAR):
     assert error <= allowed, error
 
 
+@both
 @pytest.mark.parametrize("rows, room, decay", [(1, 0, 1.0), (2, 3, 1.0), (63, 64, 1.0), (130, 130, 0.01), (130, 200, 300.0)])
-def test_a_prefill_equals_the_numpy_tower(rows, room, decay):
+def test_a_prefill_equals_the_numpy_tower(rows, room, decay, chunk):
     """decay 300: e^y underflows within a few rows and e^-y would overflow; 0.01: nothing is forgotten for 130 rows."""
     layer = Layer(rows, decay)
     projected = layer.rows(rows)
-    gated, S, window = wide(layer, projected, layer.S, layer.window, room)
+    gated, S, window = wide(layer, projected, layer.S, layer.window, room, chunk)
     wanted, S_wanted = tower(layer, projected)
     near(gated, wanted)
     near(S[1], S_wanted)
@@ -78,14 +80,15 @@ def test_a_prefill_equals_the_numpy_tower(rows, room, decay):
     assert np.array_equal(S[0], layer.S[0]) and np.array_equal(window[0], layer.window[0]), "the other slot is left alone"
 
 
+@both
 @pytest.mark.parametrize("pieces", [(1, 2, 7, 64, 56), (65, 65)])
-def test_pieces_equal_the_whole(pieces):
+def test_pieces_equal_the_whole(pieces, chunk):
     layer = Layer(3)
     projected = layer.rows(130)
-    wanted, S_wanted, window_wanted = wide(layer, projected, layer.S, layer.window)
+    wanted, S_wanted, window_wanted = wide(layer, projected, layer.S, layer.window, 0, chunk)
     S, window, made = layer.S, layer.window, []
     for piece in np.split(projected, np.cumsum(pieces)[:-1]):
-        gated, S, window = wide(layer, piece, S, window)
+        gated, S, window = wide(layer, piece, S, window, 0, chunk)
         made.append(gated)
     near(np.concatenate(made), wanted)
     near(S[1], S_wanted[1])

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernels import conv_split, conv_wide, delta_chunk, delta_decode, delta_prepare, delta_verify, gated_norm
+from ..kernels import (conv_split, conv_wide, delta_chunk, delta_chunk_sm90a, delta_decode, delta_prepare, delta_verify,
+                       gated_norm)
 from .matrix import Matrix
+
+CHUNKED = {"sm_90a": delta_chunk_sm90a}                 # chips with a form of their own
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class DeltaNet:
         conv_wide.launch(stream, c.slot, projected, self.conv, self.decay, self.dt_bias, p.window, q, k, v, beta, g,
                          self.into.terms)
         delta_prepare.launch(stream, c.slot, q, k, beta, g, inverse, within, decays)
-        delta_chunk.launch(stream, c.slot, p.S, q, k, v, inverse, within, decays, o)
+        CHUNKED.get(backend.chip, delta_chunk).launch(stream, c.slot, p.S, q, k, v, inverse, within, decays, o)
         gated_norm.launch(stream, o, projected, self.channels, self.norm, v, self.eps)         # nobody needs v any more
         c.multiply(self.out, v.reshape(T, Nv * 128), c.delta)
 
