@@ -81,6 +81,9 @@ WAITING, LAUNCH = "waiting for the device", "graph launch"
 
 def build(options):
     """An engine on the GPU, or on nothing."""
+    if options.shape == "27b" and not options.dry:
+        from prefill_cuda import compile_ahead
+        compile_ahead(argparse.Namespace(shape="27b", weights="fp6", kv="bf16"))
     backend = DryBackend() if options.dry else GpuBackend(Device.open())
     config = EngineConfig(draft=options.draft, max_model_len=CONTEXT, kv_tokens=4 * CONTEXT, max_seqs=max(options.rows, 1),
                           cache_mib=0, kv="bf16")
@@ -94,7 +97,8 @@ def build(options):
     pages = pages_for(4 * CONTEXT)
     tower = CudaTower(model, source, pages, options.rows + 1, kv="bf16", active=options.rows, valid=tokenizer.size)
     free, begun = backend.free_bytes() or 0, time.perf_counter()
-    tower.capture()
+    if options.shape == "nano":             # else at first use: of the 27B's four are needed
+        tower.capture()
     print(f"{len(tower.graphs)} graphs captured in {time.perf_counter() - begun:.1f} s, "
           f"{(free - (backend.free_bytes() or 0)) / 2**20:.0f} MiB of the device")
     template = ChatTemplate(config.model, {n: tokenizer.special(n) for n in ("bos_token", "eos_token", "pad_token")}, {})

@@ -71,4 +71,5 @@ class Chain:
     def rows(self, host, count) -> list[Row]:
         """What the round before, whose host arrays these are, and links 0 .. count - 1 found."""
         best = np.concatenate([host["best"][None], self.host_best[:count]])
-        return [Row(None, one[BEST:].astype(np.int64), one[:BEST].view(np.float32)) for one in best]
+        values, ids = best[:, :BEST].view(np.float32), best[:, BEST:].astype(np.int64)
+        return [Row(None, *pair) for pair in zip(ids, values)]
