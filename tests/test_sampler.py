@@ -148,6 +148,18 @@ def test_candidates_choose_as_whole_rows_do(fields, told, masked):
     assert asked <= 60 * (1 - told) if told else asked == 60
 
 
+@pytest.mark.parametrize("fields", [dict(temperature=0.0), dict(temperature=0.0, presence_penalty=0.5),
+                                    dict(temperature=0.0, logit_bias=((7, 50.0),)), dict(top_k=8)], ids=str)
+def test_candidates_give_the_same_tokens(fields):
+    """Token by token, penalties counting up."""
+    rng = np.random.default_rng(6)
+    one, other = (Sampler(replace(PLAIN, seed=9, **fields), np.arange(3), V) for _ in range(2))
+    for _ in range(30):
+        row = (np.round(rng.standard_normal(V + 14) * 8) / 4).astype(np.float32)
+        order = np.lexsort((np.arange(V), -row[:V]))[:16]
+        assert one.choose(Row(None, order, row[order], lambda: row)) == other.choose(row)
+
+
 def test_logit_bias():
     row = logits()
     assert distribution(row, logit_bias=((5, 100.0),), temperature=0.0)[5] == 1
