@@ -141,6 +141,23 @@ def test_the_key_holds_all_that_the_code_depends_on():
     assert len({stem, *others}) == len(others) + 1
 
 
+def test_the_key_tells_which_of_two_functions_is_called_twice():
+    @device
+    def first(x):
+        return u32(x + 1)
+
+    @device
+    def second(x):
+        return u32(x * 3)
+
+    def calls(a, b, c):
+        @kernel(threads=32)
+        def three(out: u64, n: u32):
+            ptx.store_u32(out, c(b(a(n))))
+        return build.stem(three, "sm_90a")
+    assert calls(first, first, second) != calls(first, second, second)
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(cache):
     cache.parent.mkdir()
     cache.write_text("a file where the folder should be")

@@ -246,7 +246,7 @@ def on_disk(kernel, chip):
 def stem(kernel, chip):
     """A cache file's name without its ending: kernel, chip and a digest of everything the code depends on."""
     parts = [chip, kernel.signature, kernel.threads, kernel.min_blocks, kernel.sources, kernel.whole, versions(),
-             *fingerprint(kernel.function, set())]
+             *fingerprint(kernel.function, {})]
     return f"{kernel.name}-{chip}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:20]}"
 
 
@@ -270,8 +270,8 @@ def fingerprint(thing, seen):
     thing = getattr(thing, "py_func", thing)
     if isinstance(thing, python_types.FunctionType) and hasattr(thing, "unrolled_source"):
         if thing in seen:
-            return []
-        seen.add(thing)
+            return [f"function {seen[thing]}"]            # which one: of two seen, either may be called here
+        seen[thing] = len(seen)
         code = thing.__code__                             # file and lines too: the PTX's line info names them
         return [thing.unrolled_source, code.co_filename, str([line for *_, line in code.co_lines()])] + [
             part for used in references(thing) for part in fingerprint(used, seen)]
