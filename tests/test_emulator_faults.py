@@ -309,3 +309,29 @@ SKIP: shr.u32 %r10, %r10, 1; setp.ne.u32 %p2, %r10, 0; @%p2 bra LOOP;
     bar.sync 0; ld.shared.u32 %r9, [cell]; st.global.u32 [%rd2], %r9;"""
     for schedule in SCHEDULES:
         assert set(ran(tree, block=256, n=256, schedule=schedule)) == {255 * 128}
+
+
+# ------------------------------------------------------------------------------------------------ registers
+GIVE = "shr.u32 %r6, %r1, 7; setp.eq.u32 %p1, %r6, 2; @%p1 bra FETCH; setmaxnreg.inc.sync.aligned.u32 MORE; bra END;" \
+       "FETCH: setmaxnreg.dec.sync.aligned.u32 LESS; END: st.global.u32 [%rd2], %r1;"
+
+
+@pytest.mark.parametrize("more, less, message", [
+    (240, 24, None),
+    (232, 40, None),
+    (240, 40, "ask for 66560 registers of 65536: one waits for ever"),
+    (244, 24, "244 registers: a multiple of 8"),
+    (160, 24, r"setmaxnreg.inc from 168 to 160"),
+    (240, 200, r"setmaxnreg.dec from 168 to 200"),
+])
+def test_registers_are_handed_over_as_far_as_there_are_some(more, less, message):
+    body = GIVE.replace("MORE", str(more)).replace("LESS", str(less))
+    if message:
+        wrong(message, body, n=384, block=384)
+    else:
+        assert ran(body, n=384, block=384).tolist() == list(range(384))
+
+
+def test_a_warpgroup_hands_registers_over_whole():
+    wrong("needs all 128 lanes of its warpgroup", "setp.lt.u32 %p1, %r1, 64; @%p1 setmaxnreg.dec.sync.aligned.u32 24;"
+          "st.global.u32 [%rd2], %r1;", n=128, block=128)

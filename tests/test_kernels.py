@@ -43,7 +43,7 @@ def test_machine_code(name, i):
             cubin = kernel.cubin(chip)
             found += opcodes(cubin)
             assert cubin.spills == cubin.stack == 0
-            assert "are serialized" not in cubin.log, cubin.log           # wgmma, beside calls of functions for one
+            assert "Performance Loss" not in cubin.log, cubin.log         # wgmma serialised, setmaxnreg ignored
             assert cubin.registers <= module.REGISTERS, f"{chip}: {cubin.registers} registers"
             assert ".f64" not in kernel.ptx(chip), "a bare Python float?"
             assert not {"LDL", "STL", "DADD", "DMUL", "DFMA"} & {op.split(".")[0] for op in found}

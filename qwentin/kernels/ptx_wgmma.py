@@ -3,7 +3,9 @@
 One m64nNk32 step of e4m3, or m64nNk16 of 16-bit types, adds to N/2 float32 accumulators a thread. The accumulators go
 in and come out as one tuple whose registers stay where they are. Order of a step:
 
-    wgmma_fence()  ->  wgmma...(acc, ...) several times  ->  wgmma_commit()  ->  wgmma_wait(n)  ->  read acc
+    wgmma_fence()  ->  wgmma...(acc, ...) several times  ->  wgmma_commit()  ->  acc = wgmma_result(n)(acc, pending)
+
+The last is wgmma_wait with the accumulators as operands: without them nothing says that who reads acc must come later.
 """
 import functools
 
@@ -17,6 +19,14 @@ wgmma_wait = instruction("wgmma.wait_group.sync.aligned <pending>;", inputs=dict
 registers_down = instruction("setmaxnreg.dec.sync.aligned.u32 <registers>;", inputs=dict(registers=imm), effect=MEMORY)
 registers_up = instruction("setmaxnreg.inc.sync.aligned.u32 <registers>;", inputs=dict(registers=imm), effect=MEMORY)
 K_OF = {"e4m3": 32, "e5m2": 32, "f16": 16, "bf16": 16}        # inputs along k in 32 bytes
+
+
+@functools.cache
+def wgmma_result(n):
+    """wgmma_wait for the sums of an m64 x n product: (acc, pending) -> acc; all but the newest `pending` groups are done."""
+    acc = tuple_of(f32, n // 2)
+    return instruction("wgmma.wait_group.sync.aligned <pending>;", dict(d=acc), dict(acc=acc, pending=imm), effect=MEMORY,
+                       tied="acc")
 
 
 @functools.cache

@@ -35,3 +35,15 @@ def warp_max(x):
     for step in static_range(5):
         x = ptx.maximum(x, ptx.shuffle_xor_f32(x, 16 >> step))
     return x
+
+
+@device
+def block_max(x, warps):
+    """The largest over a block of up to 32 warps, none below zero. Uses 128 bytes of shared memory; call it once."""
+    partial = cuda.shared.array(32, f32)
+    lane = ptx.lane()
+    x = warp_max(x)
+    if lane == 0:
+        partial[ptx.thread_x() // 32] = x
+    ptx.barrier()
+    return warp_max(ptx.select(lane < warps, partial[min(lane, warps - 1)], f32(0.0)))

@@ -93,7 +93,7 @@ class Arena:
         for each in (p.row_bytes for p in parts):
             row |= {name: max(bytes_, row.get(name, 0)) for name, bytes_ in each.items()}
         pieces = {name: most * bytes_ for name, bytes_ in row.items()}
-        pieces["tiles"], pieces["scale"] = nbytes_of(most, max(k for _, k in matrices))
+        pieces["tiles"], pieces["scale"] = nbytes_of(most, max(k for _, k in matrices))[0], -(-most // TILE) * TILE * 4
         pieces["matrix"], pieces["matrix_scale"] = (max(sizes) for sizes in zip(*(nbytes_of(n, k) for n, k in matrices)))
         self.memory = {name: backend.zeros((aligned(bytes_),), np.uint8) for name, bytes_ in pieces.items()}
         count = places(fields(most, pages))[1]
@@ -198,8 +198,8 @@ class Chunk:
 
     def tiles(self, k):
         """(tiles, scale) of the rows that are multiplied next, K inputs each."""
-        tiles, scale = tiles_of(self.rows, k)
-        return self.arena.piece("tiles", tiles, np.uint8), self.arena.piece("scale", scale, np.float32)
+        tiles, _ = tiles_of(self.rows, k)
+        return self.arena.piece("tiles", tiles, np.uint8), self.arena.piece("scale", (tiles[0] * TILE,), np.float32)
 
     def norm(self, hidden, delta, weight, eps):
         """Queue hidden += delta, and its norm as the rows that are multiplied next."""

@@ -3,7 +3,7 @@
     Step -> chunks of up to `most` rows (here), then what is left in rounds of at most 32 (rounds.py)
 
     a chunk:     embed | layers x ( norm, mixer, norm + residual, MLP ) | norm, wanted rows, head | draft head's keys
-    a product:   rows f16 [T, K] -> e4m3 tiles, a scale for 128 inputs (quantise_rows)
+    a product:   rows f16 [T, K] -> e4m3 tiles, a scale for each row (quantise_rows)
                  matrix -> e4m3 tiles in a scratch of its size (unpack_e4m3, exact; unpack_nvfp4, rounded)
                  both -> out [T, N] (gemm_sm90a)
 

@@ -15,8 +15,8 @@ from .operands import Imm, Local, Not, Real, Reg, Sink, Special, Symbol, Vector
 
 EMITTERS = {}
 # Hints, and what has no meaning for one launch on an idle device: griddepcontrol (a dependent launch starts when the
-# one before it is complete), prefetches and cache policies, setmaxnreg, nanosleep.
-HINTS = frozenset("nanosleep prefetch prefetchu griddepcontrol setmaxnreg pmevent discard applypriority".split())
+# one before it is complete), prefetches and cache policies, nanosleep.
+HINTS = frozenset("nanosleep prefetch prefetchu griddepcontrol pmevent discard applypriority".split())
 BARRIER_FORMS = frozenset("sync arrive red cta aligned popc and or u32 pred".split())
 
 

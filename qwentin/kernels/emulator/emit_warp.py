@@ -76,3 +76,8 @@ def cluster_address(c, ins):
     source = c.full(ins.args[1], ins.type)
     c.write(ins.args[0], source if ins.base == "mapa" else f"S.full({name_of('u32')}(0))",
             ins.type if ins.base == "mapa" else "u32")
+
+
+@emits("setmaxnreg", allow="inc dec sync aligned")
+def allot(c, ins):
+    c.line(f"S.allotment.change({ins.op[1]!r}, {ins.args[0].value}, @M, {c.at})")

@@ -2,6 +2,7 @@
 import numpy as np
 
 from .access import Access
+from .allotment import Allotment
 from .copies import Copies
 from .dtypes import u4
 from .errors import Fault
@@ -34,6 +35,7 @@ class Group:
         self.access = Access(self, memory, GlobalRaces(self.threads, self.order, launch.news, self.fault),
                              program.local_bytes)
         self.warps = Warps(self)
+        self.allotment = Allotment(self)
         self.matrix, self.wgmma = Matrix(self), Wgmma(self)
         self.mbarriers = Mbarriers(self) if program.partial_sync else None
         self.copies = Copies(self, self.access, self.mbarriers)

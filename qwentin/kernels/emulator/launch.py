@@ -32,7 +32,7 @@ class Launch:
         allowed = SHARED_LIMIT.get(target.rstrip("af"), wanted)
         if wanted > allowed:
             raise PtxError(f"{program.name} wants {wanted} bytes of shared memory a block, {target} has {allowed}")
-        unit = WARPGROUP if program.uses_wgmma else WARP
+        unit = WARPGROUP if program.warpgroups else WARP
         self.per, self.clock = -(-threads // unit) * unit, 0
         self.news = News(self.per)
 

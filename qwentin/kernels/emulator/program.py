@@ -29,7 +29,7 @@ class Program:
         code = [ins for b in self.blocks for ins in b.code + [b.last] * (b.last is not None)]
         self.granule_shift = granule_shift(code)
         self.partial_sync = any(is_partial(ins) for ins in code)
-        self.uses_wgmma = any(ins.base == "wgmma" for ins in code)
+        self.warpgroups = any(ins.base in ("wgmma", "setmaxnreg") for ins in code)   # act as one
         self.polls = any(is_poll(ins) for ins in code)
 
     def function(self, number, masked):

@@ -35,7 +35,7 @@ class Scheduler:
         self.barrier_count, self.barrier_block = np.zeros(n, int), np.zeros(n, int)
         self.arrived = {}                                                # (block, id) -> threads of bar.arrive
         self.predicates = np.zeros(n, bool)                              # operands of bar.red
-        self.unit = self.threads.index // (WARPGROUP if self.program.uses_wgmma else WARP)
+        self.unit = self.threads.index // (WARPGROUP if self.program.warpgroups else WARP)
         self.ran = np.zeros(self.unit[-1] + 1, int)                      # [units] when it last had a turn
         self.events = self.rounds = 0
         self.exits = [i for i, b in enumerate(self.blocks) if b.kind == EXIT and not b.code]
