@@ -58,7 +58,7 @@ def test_packed_weights(tmp_path):
 def test_kernels_are_known_before_the_tower_is(monkeypatch):
     """All that 95 graphs of nano launch; those that are not on disk are compiled, by their numbers, elsewhere."""
     shape = dict(SHAPE, kv="bf16")
-    found = rehearsal.kernels((nano.DIRECTORY, 132, 227 << 10), tuple(shape.items()))
+    found = rehearsal.kernels((nano.DIRECTORY, "sm_90a", 132, 227 << 10), tuple(shape.items()))
     names = {kernel.name for kernel in found}
     assert {"embed", "dense", "attn_decode", "delta_decode", "delta_verify", "kv_move", "topk", "gather"} <= names
     assert len(set(found)) == len(found) > 20

@@ -29,9 +29,9 @@ MOST = 16                       # processes: each imports numba, 0.3 GB
 class RehearsalBackend(CountingBackend):
     """Nothing is launched or copied; `stream.kernels` are those that would be."""
 
-    def __init__(self, multiprocessors, shared):
+    def __init__(self, chip, multiprocessors, shared):
         super().__init__(multiprocessors, shared)
-        self.stream = machines.Recorder()
+        self.chip, self.stream = chip, machines.Recorder()
 
     def record(self, queue):
         queue()
@@ -50,9 +50,9 @@ class RehearsalBackend(CountingBackend):
 
 
 @functools.cache
-def rehearsed(directory, multiprocessors, shared, shape):
+def rehearsed(directory, chip, multiprocessors, shared, shape):
     """(tower, its backend) after a decode step; shape: names and values of CudaTower's arguments."""
-    backend = RehearsalBackend(multiprocessors, shared)
+    backend = RehearsalBackend(chip, multiprocessors, shared)
     with open_checkpoint(directory) as checkpoint:
         built = CudaTower(checkpoint.config, CountingSource(checkpoint, backend), **dict(shape))
     built.record("forward", built.scratch.buffers(ONE), built.queue_forward)
@@ -67,15 +67,15 @@ def kernels(where, shape) -> list:
     return backend.stream.kernels
 
 
-def compile_one(number, chip, where, shape):
+def compile_one(number, where, shape):
     """In a process of its own."""
-    kernels(where, shape)[number].cubin(chip)
+    kernels(where, shape)[number].cubin(where[1])
 
 
 def compile_ahead(directory, chip, multiprocessors, shared, **shape):
     """Compile what is missing on disk. If a decode step's kernels are there, so are all others but for an accident, and that
     one is compiled when it is captured."""
-    where, shape = (directory, multiprocessors, shared), tuple(shape.items())
+    where, shape = (directory, chip, multiprocessors, shared), tuple(shape.items())
     _, backend = rehearsed(*where, shape)
     if all(build.on_disk(kernel, chip) for kernel in backend.stream.kernels):
         return
@@ -84,6 +84,6 @@ def compile_ahead(directory, chip, multiprocessors, shared, **shape):
     log.info("compiling %d kernels in %d processes", len(missing), processes)
     try:
         with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-            list(pool.map(functools.partial(compile_one, chip=chip, where=where, shape=shape), missing))
+            list(pool.map(functools.partial(compile_one, where=where, shape=shape), missing))
     except (BrokenProcessPool, OSError) as error:
         log.warning("kernels are compiled one after the other: %s", error)
