@@ -103,12 +103,43 @@ def silu(x):
 
 
 @lineless_device
-def settled(v, at):
-    """Four sums that another block leaves at `at`: v if they were there when it was read, else what comes."""
-    while v[0] == EMPTY or v[1] == EMPTY or v[2] == EMPTY or v[3] == EMPTY:
-        v = ptx.read_x4_relaxed(at)
-    ptx.store_x4_relaxed(at, (u32(EMPTY), u32(EMPTY), u32(EMPTY), u32(EMPTY)))
+def floats_of(v):
     return ptx.f32_bits(v[0]), ptx.f32_bits(v[1]), ptx.f32_bits(v[2]), ptx.f32_bits(v[3])
+
+
+@functools.cache
+def gathering(sums):
+    """Device function (acc, work, q, last, part, lane): acc and the sums that blocks q, q + K_GROUPS, ... `last` leave."""
+    @lineless_device
+    def read(at):
+        return tuple(ptx.read_x4_relaxed(at + e * 512) for e in static_range(sums))
+
+    @lineless_device
+    def missing(given):
+        """Whether one of the sums was not there yet."""
+        found = False
+        for e in static_range(sums):
+            found = found | (given[e][0] == EMPTY) | (given[e][1] == EMPTY) | (given[e][2] == EMPTY) | (given[e][3] == EMPTY)
+        return found
+
+    @lineless_device
+    def gathered(acc, work, q, last, part, lane):
+        while q <= last:                                         # two at a time: both are under way at once
+            two = q + K_GROUPS <= last
+            one = work + (u64(q) * PARTS + part) * (sums * 512) + lane * 16
+            other = one + ptx.select(two, u64(K_GROUPS * PARTS * sums * 512), u64(0))
+            given, more = read(one), read(other)
+            while missing(given) | missing(more):
+                given, more = read(one), read(other)
+            acc = tuple(added(acc[e], floats_of(given[e])) for e in static_range(sums))
+            if two:
+                acc = tuple(added(acc[e], floats_of(more[e])) for e in static_range(sums))
+            for e in static_range(sums):
+                ptx.store_x4_relaxed(one + e * 512, (u32(EMPTY), u32(EMPTY), u32(EMPTY), u32(EMPTY)))
+                ptx.store_x4_relaxed(other + e * 512, (u32(EMPTY), u32(EMPTY), u32(EMPTY), u32(EMPTY)))
+            q = u32(q + 2 * K_GROUPS)
+        return acc
+    return gathered
 
 
 @lineless_device
@@ -164,7 +195,7 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
     bars_at = sums_at + (K_GROUPS - 1) * PARTS * sums * 512
     arrivals = 33 if bulk else 32     # of a full stage: every lane's cp.async, and the bulk copy's announcement
     store, micro = store_pair(out_format), packing.block == 16
-    wait_for = wait if bulk else poll
+    wait_for, gathered = wait if bulk else poll, gathering(sums)
 
     @lineless_device
     def fetch_weights(to, source, pieces, bar, lane):
@@ -263,11 +294,8 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
         block, blocks, start = ptx.block_x(), ptx.blocks_x(), u32(strip * deep)
         owner, last_strip = begin <= start, end <= start + deep
         if owner and end < start + deep:
-            last = u32((u32((start + deep) * blocks) - 1) // pieces)
-            for q in range(block + 1 + group, last + 1, K_GROUPS):
-                theirs = work + (u64(q) * PARTS + part) * (sums * 512) + lane * 16
-                given = tuple(ptx.read_x4_relaxed(theirs + e * 512) for e in static_range(sums))
-                acc = tuple(added(acc[e], settled(given[e], theirs + e * 512)) for e in static_range(sums))
+            last = u32(u32(u32((start + deep) * blocks) - 1) // pieces)
+            acc = gathered(acc, work, u32(block + 1 + group), last, part, lane)
         acc = together(acc, area, part, group, lane, strip == begin // deep, last_strip)
         if group == 0:
             if owner:
