@@ -2,8 +2,8 @@
 
     python bench/activations.py [--model DIR] [--weights fp6] [--no-answers]
 
-An emulation, not the kernels: what the layers' matrices multiply is rounded to e4m3, one scale for 128
-inputs of a row (kernels/quantise_rows.py), and multiplied in float32. The head and the delta rule are left alone. Against
+An emulation, not the kernels: what the layers' matrices multiply is rounded to e4m3, one scale for a
+row (kernels/quantise_rows.py), and multiplied in float32. The head and the delta rule are left alone. Against
 the same packed weights with float32 activations:
 
     teacher-forced    bench/quality.py's columns, every row rounded, also those of the answer, which a GPU decodes in f16
@@ -26,7 +26,7 @@ from qwentin.model.cpu import CpuTower
 from qwentin.model.panels import Panels
 from qwentin.model.weights import open_checkpoint
 
-BLOCK, LARGEST, LEAST = 128, 448, 65
+LARGEST, LEAST = 448, 65
 
 
 class Rounding:
@@ -40,11 +40,10 @@ class Rounding:
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
-    """f32 [..., K] as e4m3 keeps it; K a multiple of 128."""
-    blocks = x.reshape(-1, BLOCK)
-    top = np.abs(blocks).max(-1, keepdims=True)
+    """f32 [T, K] as e4m3 keeps it."""
+    top = np.abs(x).max(-1, keepdims=True)
     scale = np.where(top > 0, top / LARGEST, 1).astype(np.float32)
-    return (numerics.E4M3.decode(numerics.E4M3.encode(blocks / scale)).astype(np.float32) * scale).reshape(x.shape)
+    return numerics.E4M3.decode(numerics.E4M3.encode(x / scale)).astype(np.float32) * scale
 
 
 def e4m3(tower, least=1):

@@ -25,8 +25,9 @@ from qwentin.kernels import lab, machines, stream_read
 from qwentin.kvpool import pages_for
 from qwentin.model.backend import GpuBackend, Replay
 from qwentin.model.cuda import CudaTower
+from qwentin.model.graphs import record_chunk
 from qwentin.model.memory import CountingBackend
-from qwentin.model.wide import Wide, chunks
+from qwentin.model.wide import SIZES, Wide, chunks
 from qwentin.step import Rows, pack
 from synthetic import SHAPES, SyntheticSource, config_of
 
@@ -196,6 +197,7 @@ def main():
     print(f"{device.name}: {options.shape} synthetic, {config.num_hidden_layers} layers, {options.weights}, {options.kv} "
           f"keys, chunks of {options.chunk} rows, {tower.wide.nbytes / 1e6:.0f} MB; built in "
           f"{time.perf_counter() - start:.1f} s; stream_read {streaming:.0f} GB/s", flush=True)
+    capture(tower)
     rows = [measured(tower, tokens, options.chunk) for tokens in options.tokens if tokens <= LONG]
     listed = tables(tower, options.tables, streaming)
     rows += [measured(tower, tokens, options.chunk) for tokens in options.tokens if tokens > LONG]
@@ -214,14 +216,21 @@ def with_resident(tower, options):
     for key in [key for key in tower.graphs if key[0] == "wide"]:
         del tower.graphs[key]
     tower.wide = Wide(tower, options.chunk, pages_for(max(options.tokens)) + 1, resident=True)
+    capture(tower)
     print(f"with matrices kept in e4m3, {tower.wide.nbytes / 1e9:.1f} GB:", flush=True)
     return [measured(tower, tokens, options.chunk) for tokens in options.tokens if tokens <= LONG]
 
 
+def capture(tower):
+    """The graphs of chunks, as towers.py has them recorded before the first request."""
+    tower.wide.settle_matrices()
+    for rows in {*SIZES, tower.wide.most}:
+        record_chunk(tower, rows)
+
+
 def measured(tower, tokens, chunk):
     """A row of the table, as a dict."""
-    for _ in range(3):                      # the second is captured, the third replayed
-        cold(tower, min(tokens, chunk), chunk)
+    cold(tower, min(tokens, chunk), chunk)
     seconds = statistics.median(cold(tower, tokens, chunk) for _ in range(5 if tokens <= 8192 else 1))
     print(f"{tokens:7d} tokens {seconds * 1e3:9.1f} ms {tokens / seconds:9.0f} tok/s", flush=True)
     return dict(tokens=tokens, seconds=seconds)

@@ -73,6 +73,20 @@ def test_rows_that_the_head_lacks():
     assert cold.seeded == 10 and len(cold.take(12)) == 2
 
 
+def test_rows_that_the_tower_gives_the_head():
+    head = HeadRows()
+    head.push(np.zeros((3, 2), np.float32))
+    assert head.lacks(3) and len(head.take(3)) == 3 and not head.lacks(3)
+    head.feed(100, 100, np.full((1, 2), 7, np.float32))
+    assert (head.end, head.seeded, head.last.tolist()) == (103, 103, [[7, 7]])
+    head.feed(50, 49, np.full((1, 2), 8, np.float32))       # nobody knew the token behind the last
+    assert head.seeded == 152 and head.take(153).tolist() == [[8, 8]]
+    late = HeadRows(100)
+    late.skip(10)
+    late.feed(64, 64, np.zeros((1, 2), np.float32))
+    assert (late.end, late.first, late.seeded) == (174, 128, 174)
+
+
 def test_rows_that_the_head_does_without():
     head = HeadRows(100, np.ones((1, 2), np.float32))
     head.skip(100)

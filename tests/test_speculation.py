@@ -11,6 +11,7 @@ from qwentin.config import EngineConfig
 from qwentin.engine import Engine
 from qwentin.request import Done, Finish, GenerateRequest, PromptScored, SamplingParams
 from qwentin.speculation import Speculation
+from qwentin.step import Output, Rows, pack
 from qwentin.treeplan import Fixed
 from test_drafter import chained
 from test_engine import Reader
@@ -153,6 +154,32 @@ def test_long_prompts_are_read_by_the_head_from_the_tail_on(engine, ask, monkeyp
     assert sum(seeded) == rows
     got = ask([*prompt, *want, 5], max_tokens=8)
     assert got.ids() == again and spoken(got).rounds and got.of(Done)[0].usage.cached_tokens > 300
+
+
+def test_a_tower_may_seed_the_head_itself(engine, ask, monkeypatch):
+    """As wide prefill does: of a long span it returns the last hidden alone, and guesses are as good as ever."""
+    tower, forward, seeds = engine.tower, engine.tower.forward, []
+
+    def seeding(step):
+        out = forward(step)
+        rows = step.span(0)
+        if step.follows is None or rows.stop < 20:
+            return out
+        known = int((step.follows >= 0).sum())
+        tower.forward_mtp(pack([Rows(step.follows[:known], int(step.slots[0]), step.pages[0], int(step.lengths[0]),
+                                     np.zeros(0, np.int32))]), out.hidden[:known])
+        out.hidden[:-1] = np.nan
+        seeds.append(known)
+        return Output(out.logits, out.hidden, seeded=np.array([known]))
+    found = []
+    for tried in (forward, seeding):
+        monkeypatch.setattr(tower, "forward", tried)
+        engine.scheduler.cache.clear()
+        speculate(engine, Fixed(4, 8, 2), draft="head")
+        reader = ask(CODE * 4, max_tokens=24)
+        told = spoken(reader)
+        found.append((reader.ids(), told.rounds, told.guesses, told.accepted))
+    assert found[0] == found[1] and len(seeds) > 1 and told.accepted
 
 
 def test_drafts_from_a_part_of_the_vocabulary(engine, ask):

@@ -2,12 +2,10 @@
 
     out[t, f] = silu(gate[t, f]) * up[t, f],  silu(x) = x / (1 + e^-x)
 
-    gate_up  f32, f16 or bf16 [T, 2 F]    gate in columns 0..F-1, up in F..2F-1, as one matrix product leaves them;
-                                          woven: 16 of gate and 16 of up take turns, as rows of a gated matrix do
+    gate_up  f32, f16 or bf16 [T, 2 F]    gate in columns 0..F-1, up in F..2F-1, as one matrix product leaves them
     out      bf16, f16 or f32 [T, F]
 
-F is a multiple of 8, woven of 16. A thread takes 8 columns of one row; a block 128 threads of one row, so 27B's F = 17408
-is 17 blocks.
+F is a multiple of 8. A thread takes 8 columns of one row; a block 128 threads of one row, so 27B's F = 17408 is 17 blocks.
 """
 import functools
 
@@ -30,21 +28,17 @@ SASS = {"sm_90a": ("LDG.E.128", "STG.E.128", "MUFU.EX2"), "sm_120a": ("LDG.E.128
 OUTPUTS = {"out": Output(rtol=2.0 ** -17, atol=1e-33)}
 
 
-def ref(gate_up, woven):
+def ref(gate_up):
     """The formula in float64; nothing is rounded."""
     x = (gate_up.astype(np.uint32) << 16).view(np.float32) if gate_up.dtype == np.uint16 else gate_up
-    rows, columns = x.shape
-    run = 16 if woven else columns // 2
-    pairs = x.astype(np.float64).reshape(rows, columns // (2 * run), 2, run)
-    gate, up = (pairs[:, :, i].reshape(rows, columns // 2) for i in range(2))
+    gate, up = np.split(x.astype(np.float64), 2, axis=-1)
     return dict(out=gate / (1 + np.exp(-gate)) * up)
 
 
 @functools.cache
-def build(f, in_format, out_format, woven):
+def build(f, in_format, out_format):
     """The kernel for F = f."""
     octets = f // octet.SIZE
-    behind = 2 if woven else octets                                     # octets from gate to up
     load, store = octet.load(in_format), octet.store(out_format)
 
     @kernel(threads=THREADS)
@@ -54,23 +48,21 @@ def build(f, in_format, out_format, woven):
         ptx.launch_dependents()
         ptx.wait_dependencies()
         if i < octets:
-            at = row * (2 * octets) + (i + i // 2 * 2 if woven else i)
-            gate = load(gate_up, at)
-            up = load(gate_up, at + behind)
+            gate = load(gate_up, row * (2 * octets) + i)
+            up = load(gate_up, row * (2 * octets) + octets + i)
             store(out, row * octets + i, tuple(
                 gate[j] * ptx.reciprocal(1.0 + ptx.exp2(gate[j] * -LOG2_E)) * up[j] for j in static_range(8)))
     return swiglu
 
 
-def launch(stream, gate_up, out, woven=False):
+def launch(stream, gate_up, out):
     """Queue it on a stream; shapes and dtypes as in the module's docstring."""
     rows, f = out.shape
-    step = octet.SIZE * (2 if woven else 1)
-    if not f or f % step:
-        raise ValueError(f"out has {f} columns; swiglu wants a positive multiple of {step}")
+    if not f or f % octet.SIZE:
+        raise ValueError(f"out has {f} columns; swiglu wants a positive multiple of {octet.SIZE}")
     if tuple(gate_up.shape) != (rows, 2 * f):
         raise ValueError(f"gate_up must have shape {(rows, 2 * f)} for out {(rows, f)}, got {tuple(gate_up.shape)}")
-    made = build(f, format_of("gate_up", gate_up, "f32", "f16", "bf16"), format_of("out", out, "bf16", "f16", "f32"), woven)
+    made = build(f, format_of("gate_up", gate_up, "f32", "f16", "bf16"), format_of("out", out, "bf16", "f16", "f32"))
     if rows:
         stream.launch(made, (-(-f // (octet.SIZE * THREADS)), rows, 1), gate_up, out)
 
@@ -79,20 +71,20 @@ CASES = (
     dict(rows=1, f=17408),                                             # 27B
     dict(rows=3, f=1000, gate_up="bf16", out="f16"),                   # ragged: 125 octets
     dict(rows=2, f=2048, scale=60.0, out="f32"),                       # far into both tails of the sigmoid
-    dict(rows=2, f=208, gate_up="f16", out="f16", woven=True),
+    dict(rows=2, f=208, gate_up="f16", out="f16"),
     dict(rows=1, f=8),
     dict(rows=0, f=64),
 )
 
 
-def make(rng, rows=1, f=17408, gate_up="f32", out="bf16", scale=2.0, woven=False):
+def make(rng, rows=1, f=17408, gate_up="f32", out="bf16", scale=2.0):
     """Named random arguments; formats by name."""
     x = (rng.standard_normal((rows, 2 * f)) * scale).astype(np.float16 if gate_up == "f16" else np.float32)
-    return dict(gate_up=(x.view(np.uint32) >> 16).astype(np.uint16) if gate_up == "bf16" else x, woven=woven,
+    return dict(gate_up=(x.view(np.uint32) >> 16).astype(np.uint16) if gate_up == "bf16" else x,
                 out=np.empty((rows, f), {"bf16": np.uint16, "f16": np.float16, "f32": np.float32}[out]))
 
 
-def cost(rows=1, f=17408, gate_up="f32", out="bf16", scale=2.0, woven=False):
+def cost(rows=1, f=17408, gate_up="f32", out="bf16", scale=2.0):
     """Bytes that must move, and float operations."""
     size = {"bf16": 2, "f16": 2, "f32": 4}
     return dict(bytes=rows * f * (2 * size[gate_up] + size[out]), flops=rows * f * 6)

@@ -5,7 +5,7 @@ same time shares a piece:
 
     hidden          f32 [T, D], the residual stream;    delta   bf16 [T, D]: its 2^-9 is nothing beside e4m3's 2^-4
     rows            f16: o [T, Nv, 128] | attended [T, H 256] | product [T, F]
-    wide            projected f16 [T, W] | qkv f16 | gate_up f16 [T, 2 F] | normed f32 [T, D]
+    wide            projected f16 [T, W] | qkv f16 | normed f32 [T, D] | gate_up f16 [T, 2 F] where they are not woven
     mixer           q [T, H, 256] | what the delta rule's three kernels hand on (deltanet.py)
     tiles, scale    a product's rows in e4m3;  matrix, matrix_scale: its matrix (matrix: what attn_prefill splits, too)
 
@@ -50,7 +50,7 @@ def size(matrix) -> tuple[int, int]:
 
 
 def tiles_of(rows, k):
-    """Shapes of the tiles and scales of so many rows of K inputs."""
+    """Shapes of the tiles and scales of a matrix of so many rows of K inputs."""
     count = -(-rows // TILE)
     return (count, k // TILE, TILE, TILE), (k // TILE, count * TILE)
 
@@ -93,7 +93,7 @@ class Arena:
         for each in (p.row_bytes for p in parts):
             row |= {name: max(bytes_, row.get(name, 0)) for name, bytes_ in each.items()}
         pieces = {name: most * bytes_ for name, bytes_ in row.items()}
-        pieces["tiles"], pieces["scale"] = nbytes_of(most, max(k for _, k in matrices))[0], -(-most // TILE) * TILE * 4
+        pieces["tiles"], pieces["scale"] = most * max(k for _, k in matrices), most * 4
         pieces["matrix"], pieces["matrix_scale"] = (max(sizes) for sizes in zip(*(nbytes_of(n, k) for n, k in matrices)))
         self.memory = {name: backend.zeros((aligned(bytes_),), np.uint8) for name, bytes_ in pieces.items()}
         count = places(fields(most, pages))[1]
@@ -199,7 +199,7 @@ class Chunk:
     def tiles(self, k):
         """(tiles, scale) of the rows that are multiplied next, K inputs each."""
         tiles, _ = tiles_of(self.rows, k)
-        return self.arena.piece("tiles", tiles, np.uint8), self.arena.piece("scale", (tiles[0] * TILE,), np.float32)
+        return self.arena.piece("tiles", tiles, np.uint8), self.arena.piece("scale", (self.rows,), np.float32)
 
     def norm(self, hidden, delta, weight, eps):
         """Queue hidden += delta, and its norm as the rows that are multiplied next."""
@@ -210,8 +210,8 @@ class Chunk:
         quantise_rows.launch(self.arena.backend.stream, rows, *self.tiles(rows.shape[1]))
         self.times(matrix, out)
 
-    def times(self, matrix, out):
-        """The same for the rows that are in tiles already."""
+    def times(self, matrix, out, gated=False):
+        """The same for the rows that are in tiles already; gated: the product of gate and up, out f16 [T, N / 2]."""
         backend = self.arena.backend
         gemm_sm90a.launch(backend.stream, *self.tiles(size(matrix)[1]), *self.arena.unpacked(matrix), out,
-                          backend.multiprocessors)
+                          backend.multiprocessors, gated)
