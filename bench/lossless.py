@@ -58,7 +58,7 @@ def compare(asker, cases, plain, shape):
     draft, depth, width = shape
     guesses = depth if width == 1 else min(31, 2 * depth + 2)
     speculate(asker, asker.options, Fixed(depth, guesses, width) if depth else None, draft)
-    asker.engine.speculation.hang_s = float("inf")      # on a busy machine a step of 16 trees takes its time
+    asker.engine.speculation.hang_s = 1e6     # on a busy machine a step of 16 trees takes its time
     replies, seconds = run(asker, cases)
     row = dict(draft=draft, depth=depth, width=width, prompts=len(cases), rounds=0, accepted=0, equal=0, near=[], wrong=[],
                seconds=round(seconds, 1))

@@ -16,7 +16,6 @@ token (tree.py). Who calls: speculation.py. Proven by tests/test_drafter.py and 
 """
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Protocol
 
 import numpy as np
@@ -25,7 +24,7 @@ from .kvpool import PAGE
 from .sequence import Sequence
 from .step import Row, Rows, pack
 from .tree import DraftTree
-from .treeplan import Plan
+from .treeplan import Plan, clock_of
 
 BEAM = 4            # rows of a level that are followed
 KNOWN = ((3, 0.3), (4, 0.45), (6, 0.6), (10, 0.75), (16, 0.9), (32, 0.95))     # ids that agree, first odds of what followed
@@ -143,9 +142,9 @@ class HeadDrafter:
         """Where an exchange with the tower for each level would cost more than it brings: one chain of the head's best
         guesses, as long as should pay, and what else it thought likely beside each."""
         rows, hidden = true_rows(draft.sequence, draft.sequence.table.length, True, self.window)
-        depth, begun = self.plan.chain(depth), perf_counter()
+        depth, begun = self.plan.chain(depth), clock_of(self.engine.tower)()
         said = numbers(self.engine.tower.draft_chain(pack([rows]), hidden, depth))
-        self.plan.costs.draft.add(1, (perf_counter() - begun) / depth)
+        self.plan.costs.draft.add(1, (clock_of(self.engine.tower)() - begun) / depth)
         row = 0
         for depth, says in enumerate(said, 1):
             row = add_likely(draft.tree, row, says, depth, self.plan, self.vocabulary)
@@ -154,10 +153,10 @@ class HeadDrafter:
 
     def run(self, parts: list[tuple[Rows, np.ndarray]]) -> tuple[list[Row], np.ndarray]:
         """One step of the head: what it says of the wanted rows, and its own hiddens there."""
-        begun = perf_counter()
+        begun = clock_of(self.engine.tower)()
         step = pack([rows for rows, _ in parts], hidden=True)
         output = self.engine.tower.forward_mtp(step, np.concatenate([hidden for _, hidden in parts]))
-        self.plan.costs.draft.add(step.rows, perf_counter() - begun)
+        self.plan.costs.draft.add(step.rows, clock_of(self.engine.tower)() - begun)
         return numbers(output.rows()), output.hidden[step.outputs]
 
     def seed(self, sequences: list[tuple[Sequence, int]]) -> None:

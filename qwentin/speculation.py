@@ -14,7 +14,6 @@ decoding does.
 """
 import logging
 from collections.abc import Callable
-from time import perf_counter
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from .scheduler import Part, Plan, Scheduler
 from .sequence import Sequence
 from .step import Output, Row
 from .tree import DraftTree, walk
-from .treeplan import Plan as TreePlan
+from .treeplan import Plan as TreePlan, clock_of
 from .watchdog import Alarm, where
 
 log = logging.getLogger("qwentin.engine")
@@ -62,11 +61,11 @@ class Speculation:
 
     def plan_step(self, picked: dict[Sequence, int], scheduler: Scheduler) -> Plan:
         """The step of the picked choices, with a tree where one pays."""
-        self.current, self.begun = None, perf_counter()
+        self.current, self.begun = None, clock_of(self.engine.tower)()
         trees = self.draft(picked, scheduler) if self.drafters else {}
         hidden = self.head is not None and any(self.follows(sequence, count) for sequence, count in picked.items())
         self.current = scheduler.build(picked, trees, hidden)
-        self.verifying = perf_counter()
+        self.verifying = clock_of(self.engine.tower)()
         return self.current
 
     # ------------------------------------------------------------------ draft
@@ -127,7 +126,7 @@ class Speculation:
     # ------------------------------------------------------------------ after the step
     def ran(self, plan: Plan, output: Output) -> None:
         """The tower ran the step: learn what it cost, keep the hiddens of committed rows, fill the draft head's cache."""
-        seconds, self.hiddens = perf_counter() - self.verifying, output.hidden
+        seconds, self.hiddens = clock_of(self.engine.tower)() - self.verifying, output.hidden
         if self.alarm.end():
             raise RoundHung(f"a round took over {self.alarm.limit:.0f} s")
         if not self.drafters:
@@ -195,7 +194,7 @@ class Speculation:
 
     def finish_round(self, plan: Plan) -> None:
         """All parts of a step were sampled: was it worth its time?"""
-        seconds, self.current = perf_counter() - self.begun, None
+        seconds, self.current = clock_of(self.engine.tower)() - self.begun, None
         if not self.drafters or not all(part.decodes for part in plan.parts):
             return
         self.plan.observe_round(sum(part.given for part in plan.parts), seconds)

@@ -13,6 +13,7 @@ Nothing here can change what is generated, only how fast. Who calls: speculation
 tests/test_treeplan.py.
 """
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from .watchdog import Ladder
 
@@ -20,6 +21,11 @@ FORGET = 0.97           # weight of what was known before an observation
 OUTLIER = 3.0           # a step this many times slower than expected says something about the machine, not about the step
 CERTAIN = 0.995         # no guess is worth more
 PRIOR = 4.0             # guesses that an expectation counts for before any was seen
+
+
+def clock_of(tower):
+    """What the seconds of a tower's steps are counted by: its own clock, if it has one."""
+    return getattr(tower, "clock", perf_counter)
 
 
 class Line:

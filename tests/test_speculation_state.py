@@ -194,7 +194,7 @@ def test_a_round_that_hangs_fails_its_request_alone(engine, ask, monkeypatch, ca
 def test_a_collapse_steps_down_and_climbs_back(engine, ask, monkeypatch):       # noqa: F811
     """By a clock that gives each part of a round one second: a tree costs three times a plain step."""
     clock = iter(range(10**9))
-    monkeypatch.setattr(module, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(engine.tower, "clock", lambda: float(next(clock)))
     plan = Plan(12, 12)
     monkeypatch.setattr(plan, "begin", lambda sequences: plan.costs.known)
     monkeypatch.setattr(plan, "pays", lambda *_: True)

@@ -12,6 +12,7 @@ Who calls: engine.py. Proven by tests/test_cpu.py against vectors made with tran
 """
 import ctypes
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 
@@ -76,6 +77,7 @@ class CpuTower:
     raw_hidden: hiddens are returned, and taken by the draft head, as they are before the last norm.
     draft_rows: ids that the draft head chooses from, the lowest; 0: all."""
     longest_chain = 0           # of drafts in one go: here they can as well be asked for level by level
+    clock = staticmethod(time.thread_time)      # by which steps are compared: other programs on the machine do not count
 
     def __init__(self, checkpoint, pages: int, slots: int, threads: int = 1, stepwise: bool = False,
                  raw_hidden: bool = False, draft_rows: int = 0):
