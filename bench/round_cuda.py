@@ -1,6 +1,7 @@
 """Speculative rounds of the CUDA tower on a GPU with synthetic acceptance: what a round costs, draft, verify and host apart.
 
     python bench/round_cuda.py --synthetic [--weights fp6] [--kv e4m3] [--chance 0.8] [--drafts 3 5 7] [--depth 0 32768]
+    python bench/round_cuda.py --synthetic --drafts 7 --vocabulary 0 131072 32768 --window 0 4096     of the draft head
 
 27B's shape, weights made up (bench/synthetic.py), so nothing that is drafted would ever be accepted: whether a guess is
 right is decided by a seeded draw instead, `--chance` for each depth that is reached. All work of a round is done: the draft
@@ -9,6 +10,7 @@ with an exchange with the host after each; the chain is verified in one step tha
 and hiddens go to the host. Prints a table, then one JSON line.
 """
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -17,7 +19,7 @@ import numpy as np
 
 from decode_cuda import fill, timed
 from qwentin.device import Device
-from qwentin.kvpool import pages_for
+from qwentin.kvpool import PAGE, pages_for
 from qwentin.model.backend import GpuBackend
 from qwentin.model.buffers import Bucket
 from qwentin.model.cuda import CudaTower
@@ -30,8 +32,9 @@ WARM, ROUNDS = 6, 60
 class Speculating:
     """One sequence that is drafted and verified, round after round."""
 
-    def __init__(self, tower, depth, drafts, chance, levels, rng):
-        self.tower, self.drafts, self.chance, self.levels, self.rng = tower, drafts, chance, levels, rng
+    def __init__(self, tower, depth, drafts, options, window):
+        self.tower, self.drafts, self.window, self.rng = tower, drafts, window, np.random.default_rng(7)
+        self.chance, self.levels = options.chance, options.levels
         self.length = max(depth, 1)                 # committed rows; the head has seen one less
         self.table = np.arange(pages_for(depth + (WARM + ROUNDS) * (drafts + 1) + 64), dtype=np.int32)
         self.accepted = np.zeros(0, np.int32)       # rows of the tree verified last
@@ -42,15 +45,20 @@ class Speculating:
         """The chain of guesses."""
         tower, base = self.tower, self.length + len(self.accepted) - len(self.hidden)
         tokens, hidden, guesses = np.full(len(self.hidden), 7, np.int32), self.hidden, []
-        first = Rows(tokens, 0, self.table, base, np.array([len(tokens) - 1], np.int32))
+        first = self.head_rows(tokens, base)
         if not self.levels:
             return [int(row.ids[0]) for row in tower.draft_chain(pack([first]), hidden, self.drafts)]
         for depth in range(self.drafts):
             out = tower.forward_mtp(pack([first], hidden=True), hidden)
             guesses.append(int(out.best[0][0, 0]))
             base, hidden = base + len(first.tokens), out.hidden[-1:]
-            first = Rows(np.array(guesses[-1:], np.int32), 0, self.table, base, np.zeros(1, np.int32))
+            first = self.head_rows(np.array(guesses[-1:], np.int32), base)
         return guesses
+
+    def head_rows(self, tokens, base):
+        """The head's rows of these tokens, the last of them wanted; it reads the window."""
+        start = max(0, (base - self.window) // PAGE * PAGE) if self.window else 0
+        return Rows(tokens, 0, self.table[start // PAGE:], base - start, np.array([len(tokens) - 1], np.int32), shift=start)
 
     def round(self):
         """(tokens, seconds of drafting, of verifying)."""
@@ -80,14 +88,22 @@ class Speculating:
         return mean * self.drafts if self.levels else mean + sum(links), verify
 
 
-def measure(tower, depth, drafts, options):
+def choose_from(tower, rows):
+    """Give the tower's draft head so many ids to choose from."""
+    tower.draft_head = tower.head.first(rows)
+    tower.graphs = {key: graph for key, graph in tower.graphs.items() if key[0] != "mtp" and not key[0].startswith("link")}
+
+
+def measure(tower, depth, drafts, options, vocabulary, window):
     """A row of the table, as a dict."""
-    talk = Speculating(tower, depth, drafts, options.chance, options.levels, np.random.default_rng(7))
+    choose_from(tower, vocabulary)
+    talk = Speculating(tower, depth, drafts, options, window)
     rounds = [talk.round() for _ in range(WARM + ROUNDS)][WARM:]
     tokens = statistics.mean(r[0] for r in rounds)
     draft, verify = (statistics.mean(r[i] for r in rounds) * 1e3 for i in (1, 2))
     steps, step = (us / 1e3 for us in talk.graphs())
-    return dict(depth=depth, drafts=drafts, tokens=tokens, round_ms=draft + verify, draft_ms=draft, verify_ms=verify,
+    return dict(depth=depth, vocabulary=vocabulary, window=window, drafts=drafts, tokens=tokens, round_ms=draft + verify,
+                draft_ms=draft, verify_ms=verify,
                 draft_steps_ms=steps, verify_step_ms=step, host_ms=draft + verify - steps - step,
                 tokens_s=tokens / (draft + verify) * 1e3)
 
@@ -101,6 +117,8 @@ def main():
     parser.add_argument("--chance", type=float, default=0.8)
     parser.add_argument("--drafts", type=int, nargs="*", default=[3, 5, 7])
     parser.add_argument("--depth", type=int, nargs="*", default=[0, 32768])
+    parser.add_argument("--vocabulary", type=int, nargs="*", default=[0], help="ids the draft head chooses from; 0: all")
+    parser.add_argument("--window", type=int, nargs="*", default=[0], help="tokens it reads; 0: all")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--levels", action="store_true", help="draft level by level, to compare")
     options = parser.parse_args()
@@ -111,12 +129,11 @@ def main():
     fill(tower, np.random.default_rng(1))
     print(f"{device.name}: {options.shape}, synthetic {options.weights} weights, acceptance {options.chance} a depth")
     rows = []
-    for depth in options.depth:
-        for drafts in options.drafts:
-            row = measure(tower, depth, drafts, options)
-            rows.append(row)
-            print("  ".join(f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}"
-                            for name, value in row.items()), flush=True)
+    for case in itertools.product(options.depth, options.drafts, options.vocabulary, options.window):
+        depth, drafts, vocabulary, window = case
+        rows.append(measure(tower, depth, drafts, options, vocabulary, window))
+        print("  ".join(f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}"
+                        for name, value in rows[-1].items()), flush=True)
     print(json.dumps(dict(bench="round_cuda", device=device.name, weights=options.weights, chance=options.chance,
                           rows=rows)))
 

@@ -87,6 +87,11 @@ def choice(device: str) -> str:
         return "cpu"
 
 
+def draft_options(config) -> dict:
+    """What a tower's draft head chooses from and goes on from."""
+    return dict(draft_rows=-(-config.draft_vocabulary // ROWS) * ROWS, raw_hidden=config.draft_hidden == "raw")
+
+
 def usable(device) -> bool:
     return device.capability >= OLDEST
 
@@ -94,8 +99,7 @@ def usable(device) -> bool:
 def on_cpu(config, checkpoint, valid):
     model = checkpoint.config
     pages, kept = pages_for(config.kv_rows(model)), config.kept_states(model)
-    tower = CpuTower(checkpoint, pages, config.max_seqs + kept, tune_process(config.threads),
-                     raw_hidden=config.draft_hidden == "raw", draft_rows=-(-config.draft_vocabulary // ROWS) * ROWS)
+    tower = CpuTower(checkpoint, pages, config.max_seqs + kept, tune_process(config.threads), **draft_options(config))
     memory = {"weights": tower.weight_bytes(), "KV": tower.kv.nbytes, "state": tower.S.nbytes + tower.window.nbytes}
     return Placed(tower, pages, config.max_seqs + kept, kept, "cpu (numpy)", memory)
 
@@ -126,8 +130,6 @@ def on_emulator(config, checkpoint, valid):
 def on_device(config, checkpoint, valid, backend, free):
     from .model import memory
     from .model.cuda import CudaTower
-    if config.draft_vocabulary or config.draft_hidden != "normed":
-        raise ConfigError("--draft-vocabulary and --draft-hidden are options of the numpy tower; leave them out on a GPU.")
     from .model.matrix import Source
     model = checkpoint.config
     kept = config.kept_states(model)
@@ -148,7 +150,7 @@ def on_device(config, checkpoint, valid, backend, free):
                           "asked for; lower --max-model-len, --max-seqs or --cache-mib, take --kv e4m3, or convert to "
                           "smaller weights.")
     pages = min(wanted, fit)
-    tower = CudaTower(model, Source(checkpoint, backend), **shape, pages=pages, valid=valid)
+    tower = CudaTower(model, Source(checkpoint, backend), **shape, pages=pages, valid=valid, **draft_options(config))
     return Placed(tower, pages, shape["slots"], kept, backend.name, reckon(pages),
                   chunk=tower.wide.most if tower.wide else 0, prefill=described(config, backend, tower))
 

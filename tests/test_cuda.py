@@ -3,6 +3,8 @@
 A part of a layer may be off by 1e-2 of its norm (trace.py says why). Logits of nano are of magnitude 20 and reach 0.03 from
 the numpy tower's with 16-bit activations and keys; 0.15 is five times that, and an error in any formula moves them by 0.5.
 """
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -133,6 +135,24 @@ def test_the_draft_head(pair):
     drafts = [tower.forward_mtp(step, want.hidden) for tower in pair]
     assert np.abs(drafts[0].logits - drafts[1].logits).max() < ATOL
     assert np.linalg.norm(drafts[0].hidden - drafts[1].hidden) < 1e-2 * np.linalg.norm(drafts[1].hidden)
+
+
+def test_a_draft_head_with_a_part_of_the_vocabulary_and_raw_hiddens(pair, monkeypatch):
+    gpu, cpu = pair
+    head = replace(gpu.head, raw=True)
+    for tower, name, value in ((gpu, "head", head), (gpu, "draft_head", head.first(1024)), (cpu, "raw_hidden", True),
+                               (cpu, "draft_rows", cpu.head.first(1024))):
+        monkeypatch.setattr(tower, name, value)
+    both = Both(pair)
+    _, want = both.run(IDS[:4])
+    assert np.abs(want.hidden ** 2).mean(-1).max() < 2, "nano's last norm makes it 3"
+    step = pack([Rows(IDS[1:5], 0, np.array([5], np.int32), 0, np.arange(4, dtype=np.int32))], hidden=True)
+    got, want = (tower.forward_mtp(step, want.hidden) for tower in pair)
+    assert want.logits.shape == (4, 1024) and np.abs(got.logits[:, :1024] - want.logits).max() < ATOL
+    assert np.linalg.norm(got.hidden - want.hidden) < 1e-2 * np.linalg.norm(want.hidden)
+    assert all((row.ids < 1024).all() for row in got.rows())
+    with pytest.raises(ValueError, match="1000 rows cannot be cut off a matrix of 4096: whole strips of 128 can"):
+        gpu.head.matrix.first(1000)
 
 
 def test_a_chain_of_drafts(pair):

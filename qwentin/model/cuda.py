@@ -27,7 +27,7 @@ from .attention import Attention
 from .buffers import ROWS, Scratch
 from .chain import LINKS, Chain
 from .deltanet import DeltaNet, Pools
-from .head import Head
+from .head import heads
 from .matrix import workspace
 from .mlp import Mlp
 from .mtp import DraftHead
@@ -62,10 +62,11 @@ class CudaTower:
     """`pages` pages of KV and `slots` recurrent states on `backend`, weights from `source` (matrix.Source).
 
     active: how many sequences run at once, at most: each may have rows that its state lags behind; kv: format of the pages;
-    wide: rows of a chunk of prefill, 0 for rounds alone (wide.py); resident: with the matrices of chunks kept unpacked.
+    wide: rows of a chunk of prefill, 0 for rounds alone; resident: its matrices stay unpacked (wide.py); draft: head.heads'.
     """
 
-    def __init__(self, config, source, pages, slots, has_mtp=True, kv="bf16", active=16, valid=None, wide=0, resident=False):
+    def __init__(self, config, source, pages, slots, has_mtp=True, kv="bf16", active=16, valid=None, wide=0, resident=False,
+                 **draft):
         c, backend = config, source.backend
         self.config, self.backend, self.kv_name = c, backend, f"kv_{kv}"
         layers = len(c.full_layers) + has_mtp
@@ -78,8 +79,7 @@ class CudaTower:
         self.embedding = source.table("model.embed_tokens.weight")
         self.layers = self.read_layers(source)
         self.norm = backend.upload(source.vector("model.norm.weight"))
-        tied = "model.embed_tokens.weight" if c.tie_word_embeddings else "lm_head.weight"
-        self.head = Head(source.matrix(tied), valid or c.vocab_size, c.rms_norm_eps)
+        self.head, self.draft_head = heads(source, c, valid, **draft)
         self.mtp = DraftHead.read(source, c, self.read_layer(source, "mtp.layers.0.", FULL, layers - 1)) if has_mtp else None
         self.host_logits = backend.staging((ROWS, c.vocab_size), np.float32)
         self.host_hidden = backend.staging((ROWS, c.hidden_size), np.float32)
@@ -257,7 +257,7 @@ class CudaTower:
         embed.launch(self.backend.stream, b.tokens, table, scale, b.hidden, format)
         self.mtp.queue_pairs(self.backend, b, self.work)
         self.mtp.layer.queue(self.backend, b, self.work)
-        self.head.queue(self.backend, b, self.mtp.norm, self.work)
+        self.draft_head.queue(self.backend, b, self.mtp.norm, self.work)
 
     def trace(self, step: Step) -> Trace:
         """Run a step of one round, launch by launch, and keep what every part of a layer gave; its state moves on."""

@@ -11,7 +11,7 @@ decoded and held in f16: right, but as large as BF16; `qwentin convert` makes it
 
 Who calls: the files of the layers, at load. Proven by tests/test_cuda.py.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,15 @@ class Matrix:
     plain: object
     terms: int = 1              # what the last rows are a sum of
     gated: bool = False         # gate and up take turns; the product is silu(gate) * up, f16 [M, n / 2]
+
+    def first(self, rows) -> "Matrix":
+        """The first outputs of one that is neither gated nor in terms, whole strips; nothing is copied."""
+        n = min(rows, self.n)
+        if rows % packed.STRIP or rows > self.width or self.gated or self.terms > 1:
+            raise ValueError(f"{rows} rows cannot be cut off a matrix of {self.width}: whole strips of {packed.STRIP} can")
+        return replace(self, width=rows, n=n, tiles=self.tiles[:n // packed.STRIP] if n else None,
+                       alpha=None if self.alpha is None else self.alpha[:n // packed.ROWS],
+                       plain=self.plain[:rows - n] if rows > n else None)
 
     def launch(self, backend, x, out, work):
         """Queue out[:, :] = x w^T. x f16 [M, K], M <= 32; out f32 [M, width]."""

@@ -83,11 +83,13 @@ class Wide:
         wanted = np.flatnonzero((step.outputs >= span.first) & (step.outputs < span.first + span.count))
         c = self.arena.stage(step, span, step.outputs[wanted] - span.first)
         self.launch(c)
+        for at in range(0, len(wanted), ROWS):
+            self.choose(c, at, wanted[at:at + ROWS], results)
+        if tower.head.raw:
+            self.backend.copy(c.normed, c.hidden)
         if step.hidden:                         # of rows that seed the draft head nobody wants the hidden
             first = 0 if step.follows is None or not tower.mtp else span.count - 1
             self.backend.read(c.normed[first:c.count], results.hidden[span.first + first:span.first + span.count])
-        for at in range(0, len(wanted), ROWS):
-            self.choose(c, at, wanted[at:at + ROWS], results)
         if c.known and tower.mtp:
             tower.mtp.queue_seeds(self.backend, c, tower.embedding)
             results.seeded[span.r] += c.known
