@@ -56,7 +56,7 @@ def serve_here(options):
     from qwentin.server.process import serve
     window = options.long + 8192
     config = EngineConfig(port=0, kv="e4m3", max_seqs=SEQUENCES, max_model_len=window, kv_tokens=3 * window,
-                          cache_mib=8 * 160, **({"prefill_chunk": options.chunk} if options.chunk else {}))
+                          cache_mib=8 * 160, prefill_chunk=options.chunk)
     asyncio.run(serve(config, lambda c: load(options.shape, options.layers, c), lambda line: print(line, flush=True)))
 
 
