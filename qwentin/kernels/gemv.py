@@ -29,7 +29,7 @@ from .build import lineless_device
 from .octet import format_of
 from .packed import Packing
 from .parity import Output
-from .ptx import u16, u32, u64
+from .ptx import u32, u64
 from .strips import TILES
 from .unroll import static_range
 
@@ -70,7 +70,7 @@ def fetch_x(row_groups):
 
 @functools.cache
 def product(packing, row_groups, half):
-    """strips.build's device function: two tiles times the activations of 128 inputs. half: f16, else bf16."""
+    """strips.build's device functions: two tiles times the activations of 128 inputs. half: f16, else bf16."""
     bits, block, code_bytes, tile_bytes = packing.codes.bits, packing.block, packing.code_bytes, packing.tile_bytes
     sums, six, eight = TILES * row_groups, bits == 6, bits == 8
     mma = ptx.mma_f16 if half else ptx.mma_bf16
@@ -107,8 +107,8 @@ def product(packing, row_groups, half):
     @lineless_device
     def micro_pairs(words):
         """f16: the eight e4m3 codes of a lane."""
-        return (ptx.f16x2_e4m3x2(u16(words[0])), ptx.f16x2_e4m3x2(u16(words[0] >> 16)),
-                ptx.f16x2_e4m3x2(u16(words[1])), ptx.f16x2_e4m3x2(u16(words[1] >> 16)))
+        return (ptx.f16x2_e4m3x2_low(words[0]), ptx.f16x2_e4m3x2_high(words[0]),
+                ptx.f16x2_e4m3x2_low(words[1]), ptx.f16x2_e4m3x2_high(words[1]))
 
     @lineless_device
     def micro_scale(word, at):
@@ -117,20 +117,25 @@ def product(packing, row_groups, half):
         return ptx.fma_bf16x2(((code * 0x00100010) & 0x07F007F0) | ((code * 0x01000100) & SIGN), TWO_127, MINUS_ZERO)
 
     @lineless_device
-    def multiply(tile, x, lane, acc):
+    def start(tile, x, lane):
+        """Codes, scales, x of even b and of odd b: fetch_x's swizzle."""
         g, t, odd = u32(lane >> 2), u32(lane & 3), u32((lane >> 2) & 1)
-        plane, scales = u32(tile + lane * 16), u32(tile + code_bytes)
+        own = u32(g * 4) if block == 128 else u32(g * 8) if block == 32 else u32(g * 16 + (t >> 1) * 8)
         x_lane = u32(x + g * 256 + t * 16)
-        x_even, x_odd = u32(x_lane + odd * 64), u32(x_lane + (1 - odd) * 64)      # fetch_x's swizzle
+        return u32(tile + lane * 16), u32(tile + code_bytes + own), u32(x_lane + odd * 64), u32(x_lane + (1 - odd) * 64)
+
+    @lineless_device
+    def multiply(here, tile, x, acc):
+        plane, scales, x_even, x_odd = u32(here[0] + tile), u32(here[1] + tile), u32(here[2] + x), u32(here[3] + x)
         c = acc if block == 16 else ((0.0, 0.0, 0.0, 0.0),) * sums
         if six:
             highs = tuple(ptx.shared_x4(u32(plane + (r * tile_bytes + 1024))) for r in static_range(TILES))
         if block == 128:
-            pair = tuple(ptx.shared_u32(u32(scales + r * tile_bytes + g * 4)) for r in static_range(TILES))
+            pair = tuple(ptx.shared_u32(u32(scales + r * tile_bytes)) for r in static_range(TILES))
         elif block == 32:
-            pairs = tuple(ptx.shared_x2(u32(scales + r * tile_bytes + g * 8)) for r in static_range(TILES))
+            pairs = tuple(ptx.shared_x2(u32(scales + r * tile_bytes)) for r in static_range(TILES))
         else:
-            micro = tuple(ptx.shared_x2(u32(scales + r * tile_bytes + g * 16 + (t >> 1) * 8)) for r in static_range(TILES))
+            micro = tuple(ptx.shared_x2(u32(scales + r * tile_bytes)) for r in static_range(TILES))
             if half:
                 micro = tuple(micro_pairs(micro[r]) for r in static_range(TILES))
         for b in static_range(4):
@@ -171,7 +176,7 @@ def product(packing, row_groups, half):
                                ptx.f32_bits(pair[e // row_groups] & 0xFFFF0000), c[e], acc[e])
                         for e in static_range(sums))
         return c if block == 16 else acc
-    return multiply
+    return start, multiply
 
 
 @functools.cache

@@ -63,21 +63,28 @@ def fetch_x(row_groups):
 
 @functools.cache
 def product(packing, row_groups):
-    """strips.build's device function: two tiles times the activations of 128 inputs."""
+    """strips.build's device functions: two tiles times the activations of 128 inputs."""
     bits, block, code_bytes, tile_bytes = packing.codes.bits, packing.block, packing.code_bytes, packing.tile_bytes
     sums, eight, six = TILES * row_groups, bits == 8, bits == 6
     mma = ptx.mma_e5m2_e4m3 if bits == 4 else ptx.mma_e4m3_e4m3
     made, joined = (None, None) if eight else (registers.registers_of(bits), registers.bytes_of(bits))
 
     @lineless_device
-    def multiply(tile, x, lane, acc):
+    def start(tile, x, lane):
+        """Codes, scales of rows, x and its scales."""
         g, t = u32(lane >> 2), u32(lane & 3)
-        plane, scales = u32(tile + lane * 16), u32(tile + code_bytes)
-        x_lane, x_scale = u32(x + g * 128 + t * 8), u32(x + 1024 * row_groups + g * 4)
+        own = u32(g * 8 + (t & 1) * 4) if block == 32 else u32(g * 4)
+        return (u32(tile + lane * 16), u32(tile + code_bytes + own), u32(x + g * 128 + t * 8),
+                u32(x + 1024 * row_groups + g * 4))
+
+    @lineless_device
+    def multiply(here, tile, x, acc):
+        plane, scales, x_lane, x_scale = u32(here[0] + tile), u32(here[1] + tile), u32(here[2] + x), u32(here[3] + x)
+        g = u32(ptx.lane() >> 2)
         c = acc if block == 32 else ((0.0, 0.0, 0.0, 0.0),) * sums
         column = tuple(ptx.shared_u32(u32(x_scale + j * 32)) for j in static_range(row_groups))
         if block == 32:
-            row = tuple(ptx.shared_u32(u32(scales + r * tile_bytes + g * 8 + (t & 1) * 4)) for r in static_range(TILES))
+            row = tuple(ptx.shared_u32(u32(scales + r * tile_bytes)) for r in static_range(TILES))
         else:
             row = (u32(ONES),) * TILES
         if six:
@@ -98,10 +105,10 @@ def product(packing, row_groups):
                           column[e % row_groups], b, 0) for e in static_range(sums))
         if block == 32:
             return c
-        pair = tuple(ptx.shared_u32(u32(scales + r * tile_bytes + g * 4)) for r in static_range(TILES))
+        pair = tuple(ptx.shared_u32(u32(scales + r * tile_bytes)) for r in static_range(TILES))
         return tuple(scaled(ptx.f32_bits(u32(pair[e // row_groups] << 16)),
                             ptx.f32_bits(pair[e // row_groups] & 0xFFFF0000), c[e], acc[e]) for e in static_range(sums))
-    return multiply
+    return start, multiply
 
 
 @functools.cache

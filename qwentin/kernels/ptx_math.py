@@ -59,3 +59,5 @@ fma_bf16x2 = pure("fma.rn.bf16x2 <d>, <a>, <b>, <c>;", u32, a=u32, b=u32, c=u32)
 # ---- e4m3, saturating, two a u16 with element 0 in its low byte (sm_89 and up)
 e4m3x2 = pure("cvt.rn.satfinite.e4m3x2.f32 <d>, <high>, <low>;", u16, low=f32, high=f32)
 f16x2_e4m3x2 = pure("cvt.rn.f16x2.e4m3x2 <d>, <a>;", u32, a=u16)
+f16x2_e4m3x2_low, f16x2_e4m3x2_high = (                 # of a word's low or high half: an operand's modifier again
+    pure("{ .reg .b16 l, h; mov.b32 {l, h}, <a>; cvt.rn.f16x2.e4m3x2 <d>, " + half + "; }", u32, a=u32) for half in "lh")

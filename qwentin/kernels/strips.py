@@ -9,6 +9,7 @@ multiprocessor, cut that row into equal spans, so every block streams one run of
 
 In a block one warp fetches and eight multiply. A stage of the ring in shared memory holds two pieces that follow each
 other along K, and the activations of the same inputs; warps 0..3 take the first piece, 4..7 the second, two tiles each.
+A stage may hold four: then a group of warps takes every other, and goes round its loop half as often.
 
     fetching warp      wait for `empty`, copy weights (one bulk copy) and x (cp.async), which report to `full`
     multiplying warp   wait for `full`, multiply, arrive at `empty`
@@ -39,7 +40,7 @@ from .unroll import static_range
 
 TILES = 2                             # row tiles of a warp: a fragment of x is loaded once for both
 PARTS = packed.TILES // TILES         # warps that share a piece
-K_GROUPS = 2                          # pieces in a stage
+K_GROUPS = 2                          # groups of warps, each with every other piece of a stage
 CONSUMERS = PARTS * K_GROUPS
 THREADS = 32 * (CONSUMERS + 1)
 # Stages, if they fit: at least three (75 KB of fp6 on their way keep an H200's memory busy), and so many that a block takes
@@ -143,14 +144,19 @@ def gathering(sums):
 
 
 @lineless_device
-def pieces_of_stage(at, k, end, deep):
-    """How many pieces the stage that begins with piece `at`, number k of its strip, holds."""
-    return min(min(u32(end - at), u32(deep - k)), u32(K_GROUPS))
+def pieces_of_stage(at, k, end, deep, held):
+    """How many pieces the stage that begins with piece `at`, number k of its strip, holds: `held` at most."""
+    return min(min(u32(end - at), u32(deep - k)), u32(held))
+
+
+def held_by(packing):
+    """Pieces of a stage. Four-bit codes take longer to multiply than to arrive: every instruction of the loop counts."""
+    return K_GROUPS * (2 if packing.codes.bits == 4 else 1)
 
 
 def depth_for(packing, row_groups, x_tile, shared):
     """Stages of the ring, of a block that may have so many bytes of shared memory."""
-    stage = K_GROUPS * (packed.TILES * packing.tile_bytes + x_tile)
+    stage = held_by(packing) * (packed.TILES * packing.tile_bytes + x_tile)
     rest = (K_GROUPS - 1) * PARTS * TILES * row_groups * 512 + 16 * MOST_STAGES
     if stage + rest > shared:
         raise ValueError(f"a stage of {packing.name} takes {stage + rest} bytes of shared memory, there are {shared}")
@@ -181,16 +187,19 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
 
     x_tile   bytes of the activations of 128 inputs in a stage
     fetch_x  device function (to, x, x_scales, lane, rows, deep, k): a warp copies those of inputs 128 k .. into `to`
-    product  device function (tile, x, lane, sums) -> sums + the products of two tiles; TILES * row_groups sums of 4
+    product  device functions. start(tile, x, lane) -> four addresses from which a lane reads, two of the tile and two of x;
+             multiply(addresses, tile, x, sums), tile and x further from there -> sums + the products of two tiles;
+             TILES * row_groups sums of 4
     unit     a power of two that the sums are multiplied by in the end
     bulk     bulk copies and dependent launches (sm_90 and up)
     depth    stages of the ring
     gated    write silu(first tile) * second tile of each warp, half as many outputs as rows
     """
     tile_bytes, sums = packing.tile_bytes, TILES * row_groups
-    piece_bytes = packed.TILES * tile_bytes
-    x_at = K_GROUPS * piece_bytes
-    stage = x_at + K_GROUPS * x_tile
+    piece_bytes, held, (start, product) = packed.TILES * tile_bytes, held_by(packing), product
+    x_at = held * piece_bytes
+    stage = x_at + held * x_tile
+    round_again = (1 << 32) - (depth - 1) * stage                # from the last stage to the first
     sums_at = depth * stage
     bars_at = sums_at + (K_GROUPS - 1) * PARTS * sums * 512
     arrivals = 33 if bulk else 32     # of a full stage: every lane's cp.async, and the bulk copy's announcement
@@ -216,7 +225,7 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
             early_k = k
             for s in static_range(depth):
                 if early < end:
-                    pieces = pieces_of_stage(early, early_k, end, deep)
+                    pieces = pieces_of_stage(early, early_k, end, deep, held)
                     fetch_weights(u32(ring + s * stage), w + u64(early) * piece_bytes, pieces, u32(bars + s * 8), lane)
                     early, early_k = u32(early + pieces), u32(early_k + pieces)
                     early_k = u32(0) if early_k == deep else early_k
@@ -224,11 +233,11 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
             ptx.wait_dependencies()
         slot, parity = u32(0), u32(1)
         while at < end:
-            pieces, full, to = pieces_of_stage(at, k, end, deep), u32(bars + slot * 8), u32(ring + slot * stage)
+            pieces, full, to = pieces_of_stage(at, k, end, deep, held), u32(bars + slot * 8), u32(ring + slot * stage)
             wait_for(u32(full + depth * 8), parity)
             if at >= early:
                 fetch_weights(to, w + u64(at) * piece_bytes, pieces, full, lane)
-            for i in static_range(K_GROUPS):
+            for i in static_range(held):
                 if i < pieces:
                     fetch_x(u32(to + (x_at + i * x_tile)), x, x_scales, lane, rows, deep, u32(k + i))
             ptx.copy_arrive(full)
@@ -312,31 +321,28 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
     def multiply(ring, bars, alpha, out, work, lane, warp, rows, n, width, deep, pieces, begin, end):
         """A multiplying warp."""
         group, part = u32(warp // PARTS), u32(warp % PARTS)
-        mine = u32(ring + (group * packed.TILES + part * TILES) * tile_bytes)
-        x_mine = u32(ring + x_at + group * x_tile)
-        at, strip = begin, u32(begin // deep)
+        here = start(u32(ring + (group * packed.TILES + part * TILES) * tile_bytes), u32(ring + x_at + group * x_tile), lane)
+        at, strip, bar, parity = begin, u32(begin // deep), bars, u32(0)
         k = u32(begin - strip * deep)
-        slot, parity, ready = u32(0), u32(0), u32(0)
-        acc = ((0.0, 0.0, 0.0, 0.0),) * sums
         while at < end:
-            count, bar, here = pieces_of_stage(at, k, end, deep), u32(bars + slot * 8), u32(slot * stage)
-            if ready == 0:
+            left = min(u32(end - at), u32(deep - k))             # pieces of this strip
+            at, k, acc = u32(at + left), u32(0), ((0.0, 0.0, 0.0, 0.0),) * sums
+            while left != 0:
                 wait_for(bar, parity)
-            slot = u32(slot + 1)
-            if slot == depth:
-                slot, parity = u32(0), u32(parity ^ 1)
-            ready = ptx.mbarrier_test(u32(bars + slot * 8), parity)      # asked early: the answer takes a while
-            if group < count:
-                acc = product(u32(mine + here), u32(x_mine + here), lane, acc)
-            ptx.warp_barrier()
-            if lane == 0:
-                ptx.mbarrier_arrive(u32(bar + depth * 8))
-            at, k = u32(at + count), u32(k + count)
-            if k == deep or at == end:
-                finish(acc, u32(ring + sums_at), alpha, out, work, lane, group, part, rows, n, width, deep, pieces,
-                       begin, end, strip)
-                acc = ((0.0, 0.0, 0.0, 0.0),) * sums
-                k, strip = u32(0), u32(strip + 1)
+                for i in static_range(held // K_GROUPS):
+                    if group + i * K_GROUPS < left:
+                        acc = product(here, u32(i * K_GROUPS * piece_bytes), u32(i * K_GROUPS * x_tile), acc)
+                ptx.warp_barrier()
+                if lane == 0:
+                    ptx.mbarrier_arrive(u32(bar + depth * 8))
+                last = bar == bars + (depth - 1) * 8
+                step = ptx.select(last, u32(round_again), u32(stage))        # added up: the compiler would make it anew
+                here = (u32(here[0] + step), u32(here[1] + step), u32(here[2] + step), u32(here[3] + step))
+                bar, parity = ptx.select(last, bars, u32(bar + 8)), u32(parity ^ u32(last))
+                left = u32(left - min(left, u32(held)))
+            finish(acc, u32(ring + sums_at), alpha, out, work, lane, group, part, rows, n, width, deep, pieces,
+                   begin, end, strip)
+            strip = u32(strip + 1)
 
     @kernel(threads=THREADS, shared=bars_at + 16 * depth)
     def walk(w: u64, x: u64, x_scales: u64, alpha: u64, out: u64, work: u64, rows: u32, n: u32, width: u32,
