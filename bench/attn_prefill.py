@@ -1,6 +1,6 @@
 """attn_prefill on 27B's shapes beside torch's flash attention (bf16) in the same process.
 
-    python bench/attn_prefill.py [--forms attn_prefill] [--shapes 2048:0 2048:30720 2048:131072 300:102400]
+    python bench/attn_prefill.py [--forms attn_prefill attn_prefill_sm90a] [--shapes 2048:0 2048:30720 300:102400]
 
 Parity first: every case of each form, then sampled rows of each shape against float32 in torch. What is wrong is not timed.
 Then the median of single launches, TFLOP/s of the causal half, and the splits used. Keys and values are made by torch, which
@@ -111,7 +111,7 @@ def measure(machine, module, given, length, rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--forms", nargs="*", default=["attn_prefill"])
+    parser.add_argument("--forms", nargs="*", default=["attn_prefill", "attn_prefill_sm90a"])
     parser.add_argument("--shapes", nargs="*", default=["2048:0", "2048:30720", "2048:131072", "300:102400"])
     options = parser.parse_args()
     machine, found = machines.Gpu(Device.open()), []

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernels import attn_decode, attn_prefill, rope_append
+from ..kernels import attn_decode, attn_prefill, attn_prefill_sm90a, rope_append
 from .matrix import Matrix
+
+PREFILL = {"sm_90a": attn_prefill_sm90a}                # chips with a form of their own
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,9 @@ class Attention:
         """Queue the mixer of a chunk: its rows in tiles -> c.delta."""
         q, qkv = self.append(backend, c, c.places)
         attended = c.piece("rows", np.float16, self.heads, 256)
-        attn_prefill.launch(backend.stream, q, qkv, self.keys, self.values, c.pages, c.span, 1.0, 1.0, attended,
-                            *self.shared(backend, c))
+        form = PREFILL.get(backend.chip, attn_prefill)
+        form.launch(backend.stream, q, qkv, self.keys, self.values, c.pages, c.span, 1.0, 1.0, attended,
+                    *self.shared(backend, c))
         c.multiply(self.out, attended.reshape(c.rows, self.heads * 256), c.delta)
 
     def shared(self, backend, c):
