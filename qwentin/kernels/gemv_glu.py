@@ -66,8 +66,8 @@ def ref(w, x, work, n, packing, alpha):
 CASES = (
     dict(n=256, k=5120, rows=1, blocks=3),                               # 27B's inputs; strips shared by blocks
     dict(n=384, k=640, rows=16, blocks=2, out="bf16"),                   # 5 pieces a strip
-    dict(n=128, k=384, rows=13, blocks=3, x="bf16", out="f32"),          # a piece a block: two pass on their sums
-    dict(n=128, k=384, rows=29, blocks=2, packing="fp8", bulk=False),
+    dict(n=128, k=384, rows=29, blocks=3, x="bf16", out="f32"),          # a piece a block: two pass on their sums
+    dict(n=128, k=384, rows=13, blocks=2, packing="fp8", bulk=False),
     dict(n=256, k=256, rows=2, blocks=2, packing="nvfp4"),
     dict(n=128, k=128, rows=1, blocks=132),                              # one
     dict(n=128, k=128, rows=0, blocks=132),                              # empty
