@@ -1,6 +1,7 @@
 """The gate of attention: two neighbouring outputs times the sigmoid of their gates, stored as a pair.
 
-Used by attn_prefill.py, where a lane of a matrix fragment holds pairs of columns; its cases prove it.
+Used by attn_prefill.py and attn_prefill_sm90a.py, where a lane of a matrix fragment holds pairs of columns;
+their cases prove it.
 """
 import functools
 
