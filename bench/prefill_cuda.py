@@ -111,10 +111,11 @@ def agree(options, device, rng):
         first = dataclasses.replace(prompt(tower, 300, 0, True), follows=None)
         second = dataclasses.replace(prompt(tower, 200, 300, True), follows=None)
         a, b = run(first), run(second)
+        logits = b.logits                               # before the next step writes over them
         c = tower.forward(prompt(tower, 1, 500, True))
         tower.settle(0)
         state = np.stack([p.S[0].download() for p in tower.pools])
-        found.append(dict(first=a.hidden, second=b.hidden, decode=c.hidden, state=state, logits=b.logits))
+        found.append(dict(first=a.hidden, second=b.hidden, decode=c.hidden, state=state, logits=logits))
     errors = {name: float(np.linalg.norm(x - found[0][name]) / np.linalg.norm(x)) for name, x in found[1].items()}
     finite = all(np.isfinite(x).all() for each in found for x in each.values())
     print(f"wide against rounds, {config.num_hidden_layers} layers, relative errors: "
