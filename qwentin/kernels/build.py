@@ -188,8 +188,9 @@ def reported(code, log, ptx):
     """A Cubin with the numbers in the assembler's log; shared memory as declared, which the log may add to."""
     def total(pattern, text=log):
         return sum(int(n) for n in re.findall(pattern, text))
+    entry = re.search(r"entry function '([^']+)'", log) or re.search(r"\.entry\s+([\w$]+)", ptx)     # a log may be empty
     return Cubin(code, total(r"Used (\d+) registers"), total(r"(\d+) bytes stack frame"), total(r"(\d+) bytes spill"),
-                 total(r"\.shared .*\[(\d+)\];", ptx), re.search(r"entry function '([^']+)'", log).group(1), log)
+                 total(r"\.shared .*\[(\d+)\];", ptx), entry.group(1), log)
 
 
 def link(chip, inputs, ptx=False):
