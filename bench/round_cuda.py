@@ -89,7 +89,9 @@ class Speculating:
 
 
 def choose_from(tower, rows):
-    """Give the tower's draft head so many ids to choose from."""
+    """Give the tower's draft head so many ids to choose from, if it has not; what was captured with others goes."""
+    if rows == (0 if tower.draft_head is tower.head else tower.draft_head.matrix.n):
+        return
     tower.draft_head = tower.head.first(rows)
     tower.graphs = {key: graph for key, graph in tower.graphs.items() if key[0] != "mtp" and not key[0].startswith("link")}
 

@@ -26,6 +26,7 @@ import numpy as np
 
 HEADERS = {"Content-Type": "application/json"}
 SEQUENCES = 4
+KEPT = 40                 # snapshots of 147 MiB: a long prompt leaves one at each chunk's end
 READY = "ready: "
 
 
@@ -56,7 +57,7 @@ def serve_here(options):
     from qwentin.server.process import serve
     window = options.long + 8192
     config = EngineConfig(port=0, kv="e4m3", max_seqs=SEQUENCES, max_model_len=window, kv_tokens=3 * window,
-                          cache_mib=8 * 160, prefill_chunk=options.chunk)
+                          cache_mib=KEPT * 160, prefill_chunk=options.chunk)
     asyncio.run(serve(config, lambda c: load(options.shape, options.layers, c), lambda line: print(line, flush=True)))
 
 
@@ -168,8 +169,6 @@ def measure(server, options):
     shared, (times, _) = beside(server, prompt(100), most, lambda: server.stream(ids, 1))
     yield dict(what="neighbour of a long prompt", gap_ms=float(shared.max()), median_ms=float(np.median(shared)),
                tokens=len(shared), long_ttft_s=times[0])
-    seconds, pages = cancelled(server, prompt(options.long), 1.0)
-    yield dict(what="cancel", freed_s=seconds, pages_held=pages)
     for _ in range(3):
         ids = np.concatenate([ids, prompt(options.suffix)])     # one token each: it is in no cache, the prompt is
         times, usage = server.stream(ids, 1)
@@ -177,6 +176,8 @@ def measure(server, options):
         if len(ids) - cached > 2 * options.suffix:
             raise SystemExit(f"a warm turn of {len(ids)} tokens found only {cached} of them")
         yield dict(what="warm", tokens=len(ids), computed=len(ids) - cached, ttft_s=times[0])
+    seconds, pages = cancelled(server, prompt(options.long), 1.0)
+    yield dict(what="cancel", freed_s=seconds, pages_held=pages)
 
 
 def main():

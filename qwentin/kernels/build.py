@@ -185,12 +185,11 @@ def lto_inputs(kernel, chip):
 
 
 def reported(code, log, ptx):
-    """A Cubin with the numbers in the assembler's log; shared memory as declared, which the log may add to."""
+    """A Cubin with the numbers in the assembler's log, and the name of its section of code: the log may not give it."""
     def total(pattern, text=log):
         return sum(int(n) for n in re.findall(pattern, text))
-    entry = re.search(r"entry function '([^']+)'", log) or re.search(r"\.entry\s+([\w$]+)", ptx)     # a log may be empty
     return Cubin(code, total(r"Used (\d+) registers"), total(r"(\d+) bytes stack frame"), total(r"(\d+) bytes spill"),
-                 total(r"\.shared .*\[(\d+)\];", ptx), entry.group(1), log)
+                 total(r"\.shared .*\[(\d+)\];", ptx), re.search(rb"\.text\.([\w$]+)\0", code).group(1).decode(), log)
 
 
 def link(chip, inputs, ptx=False):
