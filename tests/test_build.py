@@ -141,6 +141,15 @@ def test_the_key_holds_all_that_the_code_depends_on():
     assert len({stem, *others}) == len(others) + 1
 
 
+def test_the_entry_is_found_among_the_functions_that_it_calls():
+    """A 64-bit division by what is known at launch only is a call, and its code comes first."""
+    @kernel(threads=32)
+    def divide(out: u64, a: u64, b: u64):
+        ptx.store_u32(out, u32(a // b))
+    cubin = divide.cubin("sm_90a")
+    assert b".text.__cuda_sm20_div_u64\0" in cubin.code and cubin.entry == "divide"
+
+
 def test_the_key_tells_which_of_two_functions_is_called_twice():
     @device
     def first(x):

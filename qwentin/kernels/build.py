@@ -185,11 +185,18 @@ def lto_inputs(kernel, chip):
 
 
 def reported(code, log, ptx):
-    """A Cubin with the numbers in the assembler's log, and the name of its section of code: the log may not give it."""
+    """A Cubin with the numbers in the assembler's log; shared memory as declared, which the log may add to."""
     def total(pattern, text=log):
         return sum(int(n) for n in re.findall(pattern, text))
     return Cubin(code, total(r"Used (\d+) registers"), total(r"(\d+) bytes stack frame"), total(r"(\d+) bytes spill"),
-                 total(r"\.shared .*\[(\d+)\];", ptx), re.search(rb"\.text\.([\w$]+)\0", code).group(1).decode(), log)
+                 total(r"\.shared .*\[(\d+)\];", ptx), entry_of(code, re.search(r"\.entry\s+([\w$]+)", ptx).group(1)), log)
+
+
+def entry_of(code, name):
+    """What a kernel is called in its machine code: its name, or numba's mangled one around it. Read from the names of the
+    sections, where the code of functions that it calls stands too; the assembler's log is sometimes empty."""
+    found = [text.decode() for text in re.findall(rb"\.text\.([\w$]+)\0", code)]
+    return name if name in found else next(each for each in found if name in each)
 
 
 def link(chip, inputs, ptx=False):
