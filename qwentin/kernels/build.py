@@ -12,7 +12,6 @@ compiler only. Functions a kernel calls carry `@device` (inlined). CUDA sources 
 import ast
 import contextlib
 import functools
-import gc
 import hashlib
 import importlib.metadata
 import inspect
@@ -122,22 +121,10 @@ def capability(chip):
 
 
 @contextlib.contextmanager
-def uncollected():
-    """No search for garbage: numba makes millions of objects that stay, and going over them takes a fifth of its time."""
-    searched = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if searched:
-            gc.enable()
-
-
-@contextlib.contextmanager
 def headless(cc):
     """numba asks the current device what to compile a device function for; answer for it, so no driver is needed."""
     stub = python_types.SimpleNamespace(compute_capability=cc)
-    with ONE_COMPILE, uncollected(), mock.patch.object(dispatcher, "get_current_device", lambda: stub):
+    with ONE_COMPILE, mock.patch.object(dispatcher, "get_current_device", lambda: stub):
         yield
 
 
