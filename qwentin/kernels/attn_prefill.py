@@ -333,8 +333,7 @@ CASES = (
     dict(rows=17, length=100),                                                             # 27B; the last block is ragged
     dict(rows=30, length=140, heads=6, groups=1, kv="e4m3", k_scale=0.5, v_scale=0.02),    # nano
     dict(rows=130, length=0, heads=2, groups=1, kv="e4m3", qkv="bf16", out="f32"),         # a prompt over two pages
-    dict(rows=4, length=600, heads=6, groups=1, splits=3, padding=3),                      # more splits than units of keys
-    dict(rows=9, length=520, heads=6, groups=1, kv="e4m3", splits=2),                      # keys split
+    dict(rows=9, length=600, heads=6, groups=1, kv="e4m3", splits=3, padding=3),           # more splits than units of keys
     dict(rows=1, length=0, heads=3, groups=1, kv="bf16", v="e4m3"),                        # sees itself alone; two formats
     dict(rows=0, length=5, heads=6, groups=1, padding=2),
 )
