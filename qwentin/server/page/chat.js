@@ -25,11 +25,17 @@ function reply() {
   fold.hidden = true;
   fold.append(summary, thought);
   node.append(fold, answer);
-  const add = (part, text) => { part.append(text); $("talk").scrollTop = $("talk").scrollHeight; };
+  let due = false;                 // scrolling makes the browser lay the text out: once a frame, however fast tokens come
+  const add = (part, text) => {
+    part.append(text);
+    if (due) return;
+    due = true;
+    requestAnimationFrame(() => { due = false; $("talk").scrollTop = $("talk").scrollHeight; });
+  };
   return {
     thought(text) { fold.hidden = false; add(thought, text); },
     answer(text) {
-      if (!answer.textContent) { fold.open = false; summary.textContent = "thought"; }
+      if (!answer.firstChild) { fold.open = false; summary.textContent = "thought"; }
       add(answer, text);
     },
   };
