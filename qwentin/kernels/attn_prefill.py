@@ -285,16 +285,20 @@ def build(per, k_format, v_format, gate_format, out_format, split):
 def launch(stream, q, qkv, k_pages, v_pages, pages, span, k_scale, v_scale, out, partial=None, stats=None):
     """Queue it on a stream; shapes and dtypes as in the module's docstring."""
     check(q, qkv, k_pages, v_pages, pages, span, out, partial, stats)
-    (total, heads, _), groups = q.shape, k_pages.shape[2]
     k_format, v_format = format_of("k_pages", k_pages, "bf16", "e4m3"), format_of("v_pages", v_pages, "bf16", "e4m3")
     format_of("q", q, kv_tile.MATRIX[k_format])
-    per, split = heads // groups, partial is not None
-    made = build(per, k_format, v_format, format_of("qkv", qkv, "f32", "bf16", "f16"),
-                 format_of("out", out, "bf16", "f16", "f32"), split)
-    splits = partial.shape[1] - 1 if split else 1
+    made = build(q.shape[1] // k_pages.shape[2], k_format, v_format, format_of("qkv", qkv, "f32", "bf16", "f16"),
+                 format_of("out", out, "bf16", "f16", "f32"), partial is not None)
+    queue(stream, made, q, qkv, k_pages, v_pages, pages, span, k_scale, v_scale, out, partial, stats)
+
+
+def queue(stream, made, q, qkv, k_pages, v_pages, pages, span, k_scale, v_scale, out, partial, stats):
+    """Queue a form of the kernel and what merges its splits: the end of every form's launch."""
+    (total, heads, _), groups, split = q.shape, k_pages.shape[2], partial is not None
+    pairs, splits = total * heads // groups, partial.shape[1] - 1 if split else 1
     if total:
-        stream.launch(made, (groups, -(-total * per // LINES), splits), q, qkv, k_pages, v_pages, pages, span, out,
-                      partial if split else out, stats if split else out, splits, total * per,
+        stream.launch(made, (groups, -(-pairs // LINES), splits), q, qkv, k_pages, v_pages, pages, span, out,
+                      partial if split else out, stats if split else out, splits, pairs,
                       k_scale * LOG2_E / HEAD ** 0.5, v_scale)
         if split:
             attn_combine.launch(stream, partial, stats, qkv, span[:2], span[2:3], UNIT, v_scale, heads, out)

@@ -22,9 +22,9 @@ import functools
 from numba import cuda
 from numba.cuda import types
 
-from . import attn_combine, attn_prefill, kv_tile, ptx, shares
-from .attn_prefill import (LINES, LOG2_E, OUTPUTS, SCRATCH, UNIT, check, cost, make, quad_max,             # noqa: F401
-                           quad_sum, ref, splits_for)
+from . import attn_prefill, kv_tile, ptx, shares
+from .attn_prefill import (LINES, OUTPUTS, SCRATCH, UNIT, check, cost, make, quad_max,                      # noqa: F401
+                           quad_sum, queue, ref, splits_for)
 from .build import kernel, lineless_device
 from .gate import store_gated
 from .kv_pieces import COLUMN, DEPTH, KEYS, PIECE, arrive, fetch_bf16, fetch_e4m3, onward
@@ -242,20 +242,12 @@ def build(per, format, gate_format, out_format, split):
 def launch(stream, q, qkv, k_pages, v_pages, pages, span, k_scale, v_scale, out, partial=None, stats=None):
     """Queue it on a stream; shapes and dtypes as in attn_prefill's docstring."""
     check(q, qkv, k_pages, v_pages, pages, span, out, partial, stats)
-    (total, heads, _), groups = q.shape, k_pages.shape[2]
     format = format_of("k_pages", k_pages, "bf16", "e4m3")
     format_of("v_pages", v_pages, format)
     format_of("q", q, kv_tile.MATRIX[format])
-    per, split = heads // groups, partial is not None
-    made = build(per, format, format_of("qkv", qkv, "f32", "bf16", "f16"), format_of("out", out, "bf16", "f16", "f32"),
-                 split)
-    splits = partial.shape[1] - 1 if split else 1
-    if total:
-        stream.launch(made, (groups, -(-total * per // LINES), splits), q, qkv, k_pages, v_pages, pages, span, out,
-                      partial if split else out, stats if split else out, splits, total * per,
-                      k_scale * LOG2_E / HEAD ** 0.5, v_scale)
-        if split:
-            attn_combine.launch(stream, partial, stats, qkv, span[:2], span[2:3], UNIT, v_scale, heads, out)
+    made = build(q.shape[1] // k_pages.shape[2], format, format_of("qkv", qkv, "f32", "bf16", "f16"),
+                 format_of("out", out, "bf16", "f16", "f32"), partial is not None)
+    queue(stream, made, q, qkv, k_pages, v_pages, pages, span, k_scale, v_scale, out, partial, stats)
 
 
 CASES = tuple(case for case in attn_prefill.CASES if "v" not in case)          # one format
