@@ -9,7 +9,6 @@
 Nothing here needs a GPU or a driver; `device.Stream.launch` loads and runs the cubin where there is one. numba is the
 compiler only. Functions a kernel calls carry `@device` (inlined). CUDA sources can be linked in (`nvrtc.py` says when).
 """
-import ast
 import contextlib
 import functools
 import hashlib
@@ -292,10 +291,10 @@ def fingerprint(thing, seen):
 
 def references(function):
     """The values of the outer names and dotted names (`ptx.load_x4`) in an unrolled function's text."""
-    for node in ast.walk(ast.parse(function.unrolled_source)):
-        if isinstance(node, ast.Name) and node.id in function.__globals__ \
-                and not inspect.ismodule(function.__globals__[node.id]):
-            yield function.__globals__[node.id]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) \
-                and inspect.ismodule(function.__globals__.get(node.value.id)):
-            yield getattr(function.__globals__[node.value.id], node.attr)
+    seen = function.__globals__
+    for name in function.mentions:
+        if isinstance(name, tuple):
+            if inspect.ismodule(seen.get(name[0])):
+                yield getattr(seen[name[0]], name[1])
+        elif name in seen and not inspect.ismodule(seen[name]):
+            yield seen[name]

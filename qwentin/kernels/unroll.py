@@ -22,6 +22,7 @@ import copy
 import functools
 import inspect
 import linecache
+import threading
 import types as python_types
 
 from numba.cuda import types as numba_types
@@ -30,6 +31,7 @@ u32, u64, f32 = numba_types.uint32, numba_types.uint64, numba_types.float32
 CASTS = {"u32": u32, "u64": u64, "f32": f32}          # names the rewritten text may use
 CONSTANT = (bool, int, float, str, type(None))        # kinds of closure and module values that are folded
 NUMERIC_CALLS = {"range", "min", "max"}               # builtins whose plain numbers are arithmetic, not options
+ONE_TREE = threading.Lock()                           # CPython 3.11 counts the depth of trees in one place for all threads
 
 
 class UnrollError(TypeError):
@@ -301,7 +303,15 @@ def tree_of(function):
 
 
 def unroll(function):
-    """The function with static loops written out and compile-time branches gone; see the module's docstring."""
+    """The function with static loops written out and compile-time branches gone; see the module's docstring.
+
+    It carries `unrolled_source`, its text, and `mentions`, the names and (module, attribute) pairs that it reads.
+    """
+    with ONE_TREE:
+        return unrolled(function)
+
+
+def unrolled(function):
     where, seen = function.__code__.co_filename, surroundings(function)
     definition = tree_of(function)
     local = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
@@ -315,8 +325,17 @@ def unroll(function):
     code = next(c for c in compile(module, where, "exec").co_consts if isinstance(c, python_types.CodeType))
     made = python_types.FunctionType(code, {**seen, **CASTS}, function.__name__)
     made.__module__, made.__doc__, made.__qualname__ = function.__module__, function.__doc__, function.__qualname__
-    made.unrolled_source = source
+    made.unrolled_source, made.mentions = source, tuple(mentions(definition))
     return made
+
+
+def mentions(tree):
+    """The names in a tree and its dotted names `a.b` as pairs, each as often as it stands there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield node.value.id, node.attr
 
 
 def source_of(function):
