@@ -18,7 +18,7 @@ class Access:
 
     def __init__(self, group, memory, races, local_bytes):
         self.threads, self.order, self.shared, self.fault = group.threads, group.order, group.shared, group.fault
-        self.memory, self.races = memory, races
+        self.memory, self.races, self.writes = memory, races, 0         # writes: stores to global memory so far
         self.local_bytes, self.local_stride = local_bytes, -(-max(local_bytes, 1) // 16) * 16
         self.local = np.zeros(self.threads.count * self.local_stride, u1)
         self.local_written = np.zeros(self.local.size, u1)
@@ -117,6 +117,7 @@ class Access:
             if buffer.written is not None:
                 marks = buffer.rows(size, vec, "written")
                 marks[offset // nbytes] = ALL_WRITTEN & (1 << 8 * size) - 1
+            self.writes += 1
         else:
             if space == "shared":
                 self.shared.touch(offset, nbytes, thread, at, WRITE)
@@ -158,6 +159,7 @@ class Access:
         if buffer.written is not None and not buffer.written[offset[:, None] + np.arange(nbytes)].all():
             self.fault(at, f"atomic on bytes of {buffer.name} that nothing wrote", thread[0])
         self.races.touch(buffer, offset, nbytes, thread, at, ATOMIC)
+        self.writes += 1
         self.tell(buffer, offset, thread, sync)
 
     # ---- order between blocks

@@ -25,7 +25,7 @@ class Copies:
 
     def __init__(self, group, access, mbarriers):
         self.threads, self.shared, self.fault, self.order = group.threads, group.shared, group.fault, group.order
-        self.memory, self.races, self.mbarriers = access.memory, access.races, mbarriers
+        self.access, self.memory, self.races, self.mbarriers = access, access.memory, access.races, mbarriers
         self.committed, self.bulk_committed = (np.zeros(self.threads.count, i4) for _ in range(2))
         self.flying = []                                                 # (threads, their group, offsets, bytes)
         self.reading = []                                                # bulk stores: (thread, group, granules)
@@ -147,6 +147,7 @@ class Copies:
             if not buffer.writable:
                 self.fault(at, f"bulk store to {buffer.name}, which is read-only", t)
             self.races.touch(buffer, base[0] + rows, ROW, who, at, GLOBAL_WRITE)
+            self.access.writes += 1
             buffer.data[base[0]:base[0] + n] = self.shared.data[offset[0]:offset[0] + n]
             if buffer.written is not None:
                 buffer.written[base[0]:base[0] + n] = 1

@@ -30,7 +30,7 @@ class Program:
         self.granule_shift = granule_shift(code)
         self.partial_sync = any(is_partial(ins) for ins in code)
         self.warpgroups = any(ins.base in ("wgmma", "setmaxnreg") for ins in code)   # act as one
-        self.polls = any(is_poll(ins) for ins in code)
+        self.polls = {i for i, b in enumerate(self.blocks) if any(is_poll(ins) for ins in b.code)}
 
     def function(self, number, masked):
         """The Python function of a block, compiled when it is first run."""

@@ -2,7 +2,8 @@
 
 While all living threads are at one block of code they run together, at no cost. When a branch splits them, each has a
 block number of its own, and the lowest runs first (see blocks.py for why that reconverges a warp). bar.sync parks
-threads until their barrier is full; a failed mbarrier test parks them until an mbarrier changes.
+threads until their barrier is full; a failed mbarrier test parks them until an mbarrier changes, a second look at global
+memory that nobody wrote to since the first until somebody writes, or nobody else can go on.
 
 A seed shuffles: warps are dealt into cohorts, anew at every barrier, and one cohort runs as far as it can before the
 next. What a missing barrier leaves to chance then also comes out different.
@@ -38,6 +39,7 @@ class Scheduler:
         self.unit = self.threads.index // (WARPGROUP if self.program.warpgroups else WARP)
         self.ran = np.zeros(self.unit[-1] + 1, int)                      # [units] when it last had a turn
         self.events = self.rounds = 0
+        self.polled, self.looked_at = np.zeros(n, bool), np.full((n, 2), -1)     # parked; last look: block, memory's writes
         self.exits = [i for i, b in enumerate(self.blocks) if b.kind == EXIT and not b.code]
         self.cohort = np.zeros(n, int)
         self.deal()
@@ -127,23 +129,36 @@ class Scheduler:
     def ready(self):
         """Who can run; nobody being able to is a deadlock."""
         blocked = self.waiting | (self.at == DONE)
-        mbarriers = self.group.mbarriers
-        if mbarriers is None or not mbarriers.stalled.any():
-            if blocked.all():
-                self.deadlock()
+        if blocked.all():
+            self.deadlock()
+        mbarriers, writes = self.group.mbarriers, self.group.access.writes
+        stalled = self.polled if mbarriers is None else self.polled | mbarriers.stalled
+        if not stalled.any():
             return ~blocked
-        if mbarriers.events != self.events:
-            self.events, self.rounds = mbarriers.events, 0
-            mbarriers.stalled[:] = False
-        elif (blocked | mbarriers.stalled).all():
+        events = writes if mbarriers is None else writes + mbarriers.events
+        if events == self.events and not (blocked | stalled).all():
+            return ~(blocked | stalled)
+        if events != self.events:
+            self.events, self.rounds = events, 0
+        elif not self.polled.any():                                      # a poll may be one of a counted number
             self.rounds += 1
             if self.rounds > PATIENCE:
                 self.deadlock()
+        self.polled[:] = False
+        if mbarriers is not None:
             mbarriers.stalled[:] = False
-        return ~(blocked | mbarriers.stalled)
+        return ~blocked
+
+    def look(self, number, mask):
+        """Threads read global memory for what others write: park those that looked and would see the same again."""
+        now = number, self.group.access.writes
+        self.polled |= mask & (self.looked_at == now).all(1)
+        self.looked_at[mask] = now
 
     def run_block(self, number, mask):
         block = self.blocks[number]
+        if number in self.program.polls:
+            self.look(number, mask)
         result = self.program.function(number, True)(self.group, self.group.registers, mask)
         self.count_step(number)
         if block.kind in (BRANCH, JUMP):
