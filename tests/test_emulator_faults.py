@@ -159,8 +159,8 @@ def test_who_polls_memory_takes_no_turns_from_whom_it_waits_for(schedule):
     """Block 0 polls a word that block 1 writes after 1,000 turns of a loop; 1,600 blocks of code are all it takes."""
     body = ("setp.ne.u32 %p1, %r2, 0; @%p1 bra COUNT;\nLOOK: ld.relaxed.gpu.global.u32 %r9, [%rd1+128];"
             "setp.ne.u32 %p2, %r9, 7; @%p2 bra LOOK; st.global.u32 [%rd2], %r9; bra OUT;\n"
-            "COUNT: mov.u32 %r10, 0;\nMORE: add.u32 %r10, %r10, 1; setp.lt.u32 %p2, %r10, 1000; @%p2 bra MORE; mov.u32 %r9, 7;"
-            "setp.eq.u32 %p3, %r1, 0; @%p3 st.relaxed.gpu.global.u32 [%rd2], %r9;\nOUT:")
+            "COUNT: mov.u32 %r10, 0;\nMORE: add.u32 %r10, %r10, 1; setp.lt.u32 %p2, %r10, 1000; @%p2 bra MORE;"
+            "mov.u32 %r9, 7; setp.eq.u32 %p3, %r1, 0; @%p3 st.relaxed.gpu.global.u32 [%rd2], %r9;\nOUT:")
     got = ran(body, block=32, grid=2, schedule=schedule, limit=1600)
     assert got.tolist() == [7] * 33 + [0] * 31
 
