@@ -34,7 +34,7 @@ from synthetic import SHAPES, SyntheticSource, config_of
 PEAK = 1979e12              # e4m3 products of an H200
 LONG = 65536                # tokens: longer prompts come last
 WORST = 0.25                # relative error of a few layers; a wrong formula errs by 1
-CARD = dict(multiprocessors=132, shared=227 << 10)
+CARD = dict(chip="sm_90a", multiprocessors=132, shared=227 << 10)
 
 
 class Imagined(CountingBackend):
@@ -42,7 +42,7 @@ class Imagined(CountingBackend):
 
     def __init__(self):
         super().__init__(**CARD)
-        self.chip, self.stream = "sm_90a", machines.Recorder()
+        self.stream = machines.Recorder()
 
     def copy(self, *_):
         pass

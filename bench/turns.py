@@ -40,13 +40,13 @@ def load(shape, layers, config):
     from qwentin.model.backend import GpuBackend
     from qwentin.model.cuda import CudaTower
     from qwentin.tokenizer import Tokenizer
-    from qwentin.towers import CHUNKS, WIDE_CHIPS, Placed
+    from qwentin.towers import CHUNKS, Placed
     from synthetic import SyntheticSource, config_of
     tokenizer, model, backend = Tokenizer(config.model), config_of(shape, layers), GpuBackend(Device.open())
     pages, kept = pages_for(config.kv_rows(model)), config.kept_states(model)
     slots = config.max_seqs + kept
     tower = CudaTower(model, SyntheticSource(model, backend), pages, slots, kv=config.kv, active=config.max_seqs,
-                      valid=tokenizer.size, wide=CHUNKS[0] if backend.chip in WIDE_CHIPS else 0)
+                      valid=tokenizer.size, wide=CHUNKS[0])
     template = ChatTemplate(config.model, {n: tokenizer.special(n) for n in ("bos_token", "eos_token", "pad_token")}, {})
     placed = Placed(tower, pages, slots, kept, backend.name, chunk=tower.wide.most if tower.wide else 0)
     return Engine(config, model, placed, tokenizer, template)

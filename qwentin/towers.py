@@ -24,7 +24,8 @@ log = logging.getLogger("qwentin.towers")
 GIB = 1 << 30
 ROWS = 128                      # of a matrix: a strip on the GPU, a few panels without one
 CHUNKS = (4096, 2048, 1024, 512)        # rows of prefill at once, the most that memory allows: 0.9 GB of 27B at 4096
-WIDE_CHIPS = ("sm_90a",)        # that have a product of e4m3 tiles (kernels/gemm_sm90a.py)
+# (rows, whether matrices stay unpacked), the fastest first; each next takes less memory
+PREFILL_FORMS = (CHUNKS[0], True), *((rows, False) for rows in CHUNKS), (0, False)
 OLDEST = (8, 0)                 # compute capability: mma.sync m16n8k16, cp.async
 
 
@@ -117,7 +118,7 @@ def on_gpu(config, checkpoint, valid):
     wide = placed.tower.wide
     compile_ahead(checkpoint.directory, device.chip, device.multiprocessors, device.shared_per_block, pages=placed.pages,
                   slots=placed.slots, has_mtp=checkpoint.has_mtp, kv=config.kv, active=config.max_seqs, wide=placed.chunk,
-                  resident=bool(wide and wide.arena.resident))
+                  resident=bool(wide and wide.arena.resident), prefill=config.prefill_format)
     placed.tower.capture()
     return placed
 
@@ -133,11 +134,13 @@ def on_device(config, checkpoint, valid, backend, free):
     from .model.matrix import Source
     model = checkpoint.config
     kept = config.kept_states(model)
-    shape = dict(slots=config.max_seqs + kept, has_mtp=checkpoint.has_mtp, kv=config.kv, active=config.max_seqs)
-    reckon = lambda pages: memory.needed(checkpoint, backend.multiprocessors, backend.shared, **shape, pages=pages)
+    shape = dict(slots=config.max_seqs + kept, has_mtp=checkpoint.has_mtp, kv=config.kv, active=config.max_seqs,
+                 prefill=config.prefill_format)
+    reckon = lambda pages: memory.needed(checkpoint, backend.chip, backend.multiprocessors, backend.shared, **shape,
+                                         pages=pages)
     least = pages_for(config.context_window(model))
     wanted = pages_for(config.kv_rows(model))
-    for shape["wide"], shape["resident"] in prefill_forms(config, backend.chip):
+    for shape["wide"], shape["resident"] in PREFILL_FORMS:
         needed = reckon(least)
         page = needed["KV"] // least
         rest = sum(needed.values()) - needed["KV"] + CONTEXT
@@ -152,25 +155,15 @@ def on_device(config, checkpoint, valid, backend, free):
     pages = min(wanted, fit)
     tower = CudaTower(model, Source(checkpoint, backend), **shape, pages=pages, valid=valid, **draft_options(config))
     return Placed(tower, pages, shape["slots"], kept, backend.name, reckon(pages),
-                  chunk=tower.wide.most if tower.wide else 0, prefill=described(config, backend, tower))
+                  chunk=tower.wide.most if tower.wide else 0, prefill=described(tower))
 
 
-def prefill_forms(config, chip):
-    """(rows of a chunk, whether its matrices stay unpacked), the fastest first; each next takes less memory."""
-    if config.prefill_format == "e4m3" and chip in WIDE_CHIPS:
-        yield CHUNKS[0], True
-        yield from ((rows, False) for rows in CHUNKS)
-    yield 0, False
-
-
-def described(config, backend, tower):
+def described(tower):
     """How a CUDA tower reads prompts."""
     if tower.wide:
-        kept = ", matrices kept in e4m3" if tower.wide.arena.resident else ""
-        return f"chunks of {tower.wide.most} rows, e4m3 activations{kept}"
-    why = "as asked" if config.prefill_format == "f16" else tower.hindrance or \
-        (f"no e4m3 product for {backend.chip}" if backend.chip not in WIDE_CHIPS else "no memory left for chunks")
-    return f"rounds of 32 rows, f16 activations: {why}"
+        kept = ", matrices kept unpacked" if tower.wide.arena.resident else ""
+        return f"chunks of {tower.wide.most} rows, {tower.wide.activations} activations{kept}"
+    return f"rounds of 32 rows, f16 activations: {tower.hindrance or 'no memory left for chunks'}"
 
 
 PLACES = {"cpu": on_cpu, "cuda": on_gpu, "emulator": on_emulator}

@@ -34,7 +34,7 @@ class Weighing(EmulatorBackend):
 def agree(directory, **more):
     checkpoint, backend = open_checkpoint(directory), Weighing()
     tower = CudaTower(checkpoint.config, Source(checkpoint, backend), **SHAPE, **more)
-    items = memory.needed(checkpoint, backend.multiprocessors, backend.shared, **SHAPE, **more)
+    items = memory.needed(checkpoint, backend.chip, backend.multiprocessors, backend.shared, **SHAPE, **more)
     assert {name: items[name] for name in items if name != "weights"} == memory.parts(tower)
     assert backend.bytes <= sum(items.values()) < backend.bytes + 512 * 400         # pieces are rounded up to 512 bytes
     return items

@@ -112,7 +112,7 @@ def test_the_chunk_is_what_chip_and_memory_allow(checkpoint):
     config = dict(max_model_len=256, max_seqs=1, cache_mib=1)
     plenty = on_device(EngineConfig(**config), checkpoint, None, EmulatorBackend("sm_90a"), 2 << 30)
     assert plenty.chunk == 4096
-    assert plenty.report()["prefill"] == "chunks of 4096 rows, e4m3 activations, matrices kept in e4m3"
+    assert plenty.report()["prefill"] == "chunks of 4096 rows, e4m3 activations, matrices kept unpacked"
     enough = sum(plenty.memory.values()) + CONTEXT
     whole = on_device(EngineConfig(**config), checkpoint, None, EmulatorBackend("sm_90a"), enough - 1)
     assert whole.chunk == 4096 and whole.report()["prefill"] == "chunks of 4096 rows, e4m3 activations"
@@ -121,11 +121,12 @@ def test_the_chunk_is_what_chip_and_memory_allow(checkpoint):
     least = sum(whole.memory.values()) - whole.memory["KV"] * 3 // 4 + CONTEXT       # one context of the four
     less = on_device(EngineConfig(**config), checkpoint, None, EmulatorBackend("sm_90a"), least - 1)
     assert less.chunk == 2048
-    for chip, format, why in (("sm_90a", "f16", "as asked"), ("sm_120a", "e4m3", "no e4m3 product for sm_120a")):
+    for chip, format, why in (("sm_90a", "f16", "no f16 product for sm_90a"),
+                              ("sm_120a", "e4m3", "no e4m3 product for sm_120a")):
         plain = on_device(EngineConfig(prefill_format=format, **config), checkpoint, None, EmulatorBackend(chip), 2 << 30)
         assert plain.chunk == 0 and plain.prefill == f"rounds of 32 rows, f16 activations: {why}"
     hindered = on_device(EngineConfig(**config), open_checkpoint(nano.DIRECTORY), None, EmulatorBackend("sm_90a"), 2 << 30)
-    assert hindered.prefill.endswith("matrices are 16-bit, which is not unpacked to e4m3")
+    assert hindered.prefill.endswith("matrices are 16-bit, which is multiplied in rounds")
 
 
 def test_which_sequences_go_wide(towers):

@@ -7,7 +7,8 @@ same time shares a piece:
     rows            f16: o [T, Nv, 128] | attended [T, H 256] | product [T, F]
     wide            projected f16 [T, W] | qkv f16 | normed f32 [T, D] | gate_up f16 [T, 2 F] where they are not woven
     mixer           q [T, H, 256] | what the delta rule's three kernels hand on (deltanet.py)
-    tiles, scale    a product's rows in e4m3;  matrix, matrix_scale: its matrix (matrix: what attn_prefill splits, too)
+    tiles, scale    a product's rows;  matrix, matrix_scale: its matrix, where it is unpacked (products.py)
+                    the larger of tiles and matrix: what attn_prefill splits, too
 
 Where memory is plenty all matrices stay unpacked beside the packed ones (resident): 27 GB of 27B, 11 ms a chunk.
 
@@ -22,80 +23,30 @@ The integers are one block, copied in at the chunk's start:
 Who calls: model/wide.py and the files of the layers. Proven by tests/test_wide.py.
 """
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernels import gemm_sm90a, packed, quantise_rows, rmsnorm_tiles, unpack_e4m3, unpack_nvfp4
-from ..kernels.packed import NVFP4
 from .buffers import ALIGN
+from .products import TILE, size, way_of
 from .staging import place
-
-TILE = gemm_sm90a.TILE
-
-
-def goes_wide(matrix) -> bool:
-    """Whether a matrix is what one of the unpacking kernels takes, whole."""
-    packing = matrix.packing
-    if matrix.plain is not None or matrix.tiles is None or matrix.width * (1 + matrix.gated) != matrix.n:
-        return False
-    if packing == NVFP4:
-        return matrix.n % packed.ROWS == 0
-    return packing.block == TILE and packing.codes.bits in unpack_e4m3.PLACED
-
-
-def size(matrix) -> tuple[int, int]:
-    """(N, K)."""
-    return matrix.n, matrix.tiles.shape[1] * TILE
-
-
-def tiles_of(rows, k):
-    """Shapes of the tiles and scales of a matrix of so many rows of K inputs."""
-    count = -(-rows // TILE)
-    return (count, k // TILE, TILE, TILE), (k // TILE, count * TILE)
-
-
-def nbytes_of(rows, k):
-    """Their bytes."""
-    tiles, scale = tiles_of(rows, k)
-    return math.prod(tiles), math.prod(scale) * 4
-
-
-@dataclass
-class Unpacked:
-    """A matrix in e4m3; `made` once the tiles are there to stay."""
-    tiles: object
-    scale: object
-    made: bool = False
-
-    @classmethod
-    def empty(cls, backend, matrix):
-        tiles, scale = tiles_of(*size(matrix))
-        return cls(backend.empty(tiles, np.uint8), backend.empty(scale, np.float32))
-
-    def make(self, stream, matrix):
-        """Queue it."""
-        if matrix.packing == NVFP4:
-            unpack_nvfp4.launch(stream, matrix.tiles, matrix.alpha, self.tiles, self.scale, matrix.n)
-        else:
-            unpack_e4m3.launch(stream, matrix.tiles, self.tiles, self.scale, matrix.n, matrix.packing)
 
 
 class Arena:
-    """The memory of chunks of up to `most` rows that go through `parts`, which name their matrices and bytes a row."""
+    """The memory of chunks of up to `most` rows that go through `parts`, which name their matrices and bytes a row; each
+    matrix goes one of `ways`."""
 
-    def __init__(self, backend, config, most, pages, parts, resident=False):
+    def __init__(self, backend, config, most, pages, parts, ways, resident=False):
         self.backend, self.config = backend, config
-        found = [m for part in parts for m in part.matrices]
-        matrices = {size(m) for m in found}
-        self.resident = {id(m): Unpacked.empty(backend, m) for m in found} if resident else {}
-        row = dict(hidden=4 * config.hidden_size, delta=2 * config.hidden_size, wide=4 * config.hidden_size)
-        for each in (p.row_bytes for p in parts):
-            row |= {name: max(bytes_, row.get(name, 0)) for name, bytes_ in each.items()}
+        matrices = [m for part in parts for m in part.matrices]
+        self.ways = {id(m): way_of(ways, m) for m in matrices}
+        self.resident = {id(m): self.ways[id(m)].kept(backend, m) for m in matrices
+                         if resident and self.ways[id(m)].scratch(m)}
+        row = largest(dict(hidden=4 * config.hidden_size, delta=2 * config.hidden_size, wide=4 * config.hidden_size),
+                      *(p.row_bytes for p in parts), *(self.ways[id(m)].row_bytes(size(m)[1]) for m in matrices))
         pieces = {name: most * bytes_ for name, bytes_ in row.items()}
-        pieces["tiles"], pieces["scale"] = most * max(k for _, k in matrices), most * 4
-        pieces["matrix"], pieces["matrix_scale"] = (max(sizes) for sizes in zip(*(nbytes_of(n, k) for n, k in matrices)))
+        pieces |= largest(*(self.ways[id(m)].scratch(m) for m in matrices))
         self.memory = {name: backend.zeros((aligned(bytes_),), np.uint8) for name, bytes_ in pieces.items()}
+        self.spare = max({"tiles", "matrix"} & set(pieces), key=pieces.get)     # nobody's between two products
         count = places(fields(most, pages))[1]
         self.staging, self.integers = backend.staging((count,), np.int32), backend.zeros((count * 4,), np.uint8)
 
@@ -104,16 +55,11 @@ class Arena:
         return sum(a.nbytes for a in self.memory.values()) + self.integers.nbytes \
             + sum(m.tiles.nbytes + m.scale.nbytes for m in self.resident.values())
 
-    def unpacked(self, matrix):
-        """(tiles, scale) of a matrix, made now unless they are resident and were made before."""
-        kept = self.resident.get(id(matrix))
-        if kept is None:
-            tiles, scale = tiles_of(*size(matrix))
-            kept = Unpacked(self.piece("matrix", tiles, np.uint8), self.piece("matrix_scale", scale, np.float32))
-        if not kept.made:
-            kept.make(self.backend.stream, matrix)
-            kept.made = id(matrix) in self.resident
-        return kept.tiles, kept.scale
+    def settle(self, matrices):
+        """Queue the unpacking of those that stay so."""
+        for matrix in matrices:
+            if id(matrix) in self.resident:
+                self.ways[id(matrix)].prepare(self, matrix)
 
     def piece(self, name, shape, dtype):
         """A piece's first bytes as an array."""
@@ -156,6 +102,11 @@ class Arena:
         return Chunk(self, T, n, device, int((known >= 0).sum()))
 
 
+def largest(*pieces):
+    """Name -> the most bytes that one of these dicts wants for it."""
+    return {name: max(p.get(name, 0) for p in pieces) for name in {n: None for p in pieces for n in p}}
+
+
 def aligned(nbytes):
     """Up to where the next array may begin."""
     return -(-nbytes // 256) * 256
@@ -196,22 +147,15 @@ class Chunk:
         """A piece as an array with so many elements a row."""
         return self.arena.piece(name, (self.rows, *row), dtype)
 
-    def tiles(self, k):
-        """(tiles, scale) of the rows that are multiplied next, K inputs each."""
-        tiles, _ = tiles_of(self.rows, k)
-        return self.arena.piece("tiles", tiles, np.uint8), self.arena.piece("scale", (self.rows,), np.float32)
-
-    def norm(self, hidden, delta, weight, eps):
-        """Queue hidden += delta, and its norm as the rows that are multiplied next."""
-        rmsnorm_tiles.launch(self.arena.backend.stream, hidden, delta, weight, *self.tiles(hidden.shape[1]), eps)
+    def norm(self, matrix, hidden, delta, weight, eps):
+        """Queue hidden += delta, and its norm as the rows that a matrix is multiplied with next."""
+        self.arena.ways[id(matrix)].norm(self, hidden, delta, weight, eps)
 
     def multiply(self, matrix, rows, out):
         """Queue out[:, :] = rows w^T. rows f16 [T, K], out f32, f16 or bf16 [T, N]."""
-        quantise_rows.launch(self.arena.backend.stream, rows, *self.tiles(rows.shape[1]))
+        self.arena.ways[id(matrix)].ready(self, rows)
         self.times(matrix, out)
 
     def times(self, matrix, out, gated=False):
-        """The same for the rows that are in tiles already; gated: the product of gate and up, out f16 [T, N / 2]."""
-        backend = self.arena.backend
-        gemm_sm90a.launch(backend.stream, *self.tiles(size(matrix)[1]), *self.arena.unpacked(matrix), out,
-                          backend.multiprocessors, gated)
+        """The same for the rows that are ready; gated: the product of gate and up, out f16 [T, N / 2]."""
+        self.arena.ways[id(matrix)].times(self, matrix, out, gated)

@@ -59,7 +59,7 @@ class Attention:
         return {"wide": 2 * self.qkv.n, "rows": 2 * 256 * self.heads, "mixer": 2 * 256 * self.heads}
 
     def queue_wide(self, backend, c):
-        """Queue the mixer of a chunk: its rows in tiles -> c.delta."""
+        """Queue the mixer of a chunk: its rows ready -> c.delta."""
         q, qkv = self.append(backend, c, c.places)
         attended = c.piece("rows", np.float16, self.heads, 256)
         form = PREFILL.get(backend.chip, attn_prefill)
@@ -68,18 +68,18 @@ class Attention:
         c.multiply(self.out, attended.reshape(c.rows, self.heads * 256), c.delta)
 
     def shared(self, backend, c):
-        """(partial, stats) where blocks share the keys of few rows, as many as the memory of matrices allows."""
+        """(partial, stats) where blocks share the keys of few rows, as many as what no product uses now allows."""
         groups = self.keys.shape[2]
         per = self.heads // groups
         for splits in range(attn_prefill.splits_for(backend.multiprocessors, c.rows, per, groups), 1, -1):
             lines = groups, splits + 1, c.rows * per
             arrays = ((*lines, 256), np.float32), ((*lines, 2), np.float32)
-            if c.arena.fits("matrix", *arrays):
-                return c.arena.carve("matrix", *arrays)
+            if c.arena.fits(c.arena.spare, *arrays):
+                return c.arena.carve(c.arena.spare, *arrays)
         return None, None
 
     def append(self, backend, c, places):
-        """Queue a chunk's projection, and its keys and values into the pages: its rows in tiles -> q, qkv."""
+        """Queue a chunk's projection, and its keys and values into the pages: its rows ready -> q, qkv."""
         qkv = c.piece("wide", np.float16, self.qkv.n)
         q = c.piece("mixer", np.uint16 if self.keys.dtype == np.uint16 else np.float16, self.heads, 256)
         c.times(self.qkv, qkv)

@@ -1,6 +1,6 @@
 """The CUDA tower: the model as a list of launches, captured once for each size of round and replayed.
 
-    Step -> long prompts in wide chunks (wide.py), on Hopper
+    Step -> long prompts in wide chunks (wide.py), where there is a product for them (products.py)
          -> rounds of at most 32 rows (rounds.py) -> integers copied in, one graph launch, best ids copied out (buffers.py)
 
     a round:   embed | 64 x ( norm, mixer, norm + residual, MLP ) | norm, wanted rows, head, candidates
@@ -35,7 +35,7 @@ from .results import Results
 from .rounds import Ledger, split
 from .staging import Part, fill, gaps, pad, path_moves
 from .trace import Trace
-from .wide import Wide, hindrance
+from .wide import opened
 
 KV_DTYPES = {"bf16": np.uint16, "e4m3": np.uint8}
 
@@ -62,11 +62,12 @@ class CudaTower:
     """`pages` pages of KV and `slots` recurrent states on `backend`, weights from `source` (matrix.Source).
 
     active: how many sequences run at once, at most: each may have rows that its state lags behind; kv: format of the pages;
-    wide: rows of a chunk of prefill, 0 for rounds alone; resident: its matrices stay unpacked (wide.py); draft: head.heads'.
+    wide: rows of a chunk of prefill, 0 for rounds alone; resident: its matrices stay unpacked; prefill: format of its
+    activations (products.py); draft: head.heads'.
     """
 
     def __init__(self, config, source, pages, slots, has_mtp=True, kv="bf16", active=16, valid=None, wide=0, resident=False,
-                 **draft):
+                 prefill="e4m3", **draft):
         c, backend = config, source.backend
         self.config, self.backend, self.kv_name = c, backend, f"kv_{kv}"
         layers = len(c.full_layers) + has_mtp
@@ -86,9 +87,8 @@ class CudaTower:
         self.chain = Chain(backend, self.scratch)
         self.graphs = {}                # (what, Bucket or None) -> Replay
         self.rounds = 0                 # that wrote logits
-        self.hindrance = hindrance(self)
         table = min(pages, -(-c.max_position_embeddings // PAGE))
-        self.wide = Wide(self, wide, table, resident) if wide and not self.hindrance else None
+        self.wide, self.hindrance = opened(self, wide, table, prefill, resident)
 
     # ------------------------------------------------------------------ loading
     def read_layers(self, source):

@@ -81,7 +81,7 @@ class DeltaNet:
         return {"wide": 2 * self.into.n, "rows": 2 * 128 * Nv, "mixer": 4 * 128 * Nk + (2 * 128 + 8 + matrices + 8) * Nv}
 
     def queue_wide(self, backend, c):
-        """Queue the mixer of a chunk: its rows in tiles -> c.delta; the slot's S and window are moved on."""
+        """Queue the mixer of a chunk: its rows ready -> c.delta; the slot's S and window are moved on."""
         p, stream, T, f16, f32 = self.pools, backend.stream, c.rows, np.float16, np.float32
         Nk, Nv, blocks = p.k.shape[2], p.v.shape[2], -(-c.rows // delta_prepare.CHUNK)
         projected, o = c.piece("wide", f16, self.into.n), c.piece("rows", f16, Nv, 128)

@@ -23,9 +23,9 @@ ALLOCATION = 512                # bytes: what the driver rounds a small piece of
 class CountingBackend:
     """Arrays have shapes and no memory; `bytes` is what they would take."""
 
-    def __init__(self, multiprocessors, shared):
-        self.multiprocessors, self.shared, self.bytes = multiprocessors, shared, 0
-        self.name = self.chip = "counting"
+    def __init__(self, chip, multiprocessors, shared):
+        self.chip, self.multiprocessors, self.shared, self.bytes = chip, multiprocessors, shared, 0
+        self.name = "counting"
 
     def empty(self, shape, dtype):
         array = DeviceArray(0, (shape,) if isinstance(shape, int) else shape, dtype, None)
@@ -89,9 +89,9 @@ class CountingSource:
                 {6: "e2m3", 8: "e4m3"}[bits])
 
 
-def needed(checkpoint, multiprocessors, shared, **tower) -> dict[str, int]:
-    """Bytes by item; `tower` are CudaTower's own arguments: pages, slots, has_mtp, kv, active, wide."""
-    backend = CountingBackend(multiprocessors, shared)
+def needed(checkpoint, chip, multiprocessors, shared, **tower) -> dict[str, int]:
+    """Bytes by item; `tower` are CudaTower's own arguments: pages, slots, has_mtp, kv, active, wide, resident, prefill."""
+    backend = CountingBackend(chip, multiprocessors, shared)
     source = CountingSource(checkpoint, backend)
     built = CudaTower(checkpoint.config, source, **tower)
     items = parts(built)

@@ -42,7 +42,7 @@ class Mlp:
         return {"wide": 0 if self.gate_up.gated else 2 * self.gate_up.n, "rows": self.gate_up.n}
 
     def queue_wide(self, backend, c):
-        """Queue the MLP of a chunk: its rows in tiles -> c.delta."""
+        """Queue the MLP of a chunk: its rows ready -> c.delta."""
         product = c.piece("rows", np.float16, self.gate_up.n // 2)
         if self.gate_up.gated:
             c.times(self.gate_up, product, gated=True)

@@ -47,10 +47,10 @@ class DraftHead:
     def queue_seeds(self, backend, c, embedding):
         """Queue the keys and values of the pairs (c.normed, c.follows) into the head's pages; no attention, no output."""
         stream, (table, scale, format) = backend.stream, embedding
-        c.norm(c.normed, None, self.norm_hidden, self.eps)
+        c.norm(self.from_hidden, c.normed, None, self.norm_hidden, self.eps)
         c.times(self.from_hidden, c.delta)
         embed.launch(stream, c.follows, table, scale, c.hidden, format)
-        c.norm(c.hidden, None, self.norm_embedding, self.eps)
+        c.norm(self.from_embedding, c.hidden, None, self.norm_embedding, self.eps)
         c.times(self.from_embedding, c.hidden)
-        c.norm(c.hidden, c.delta, self.layer.norm_in, self.layer.eps)
+        c.norm(self.layer.mixer.qkv, c.hidden, c.delta, self.layer.norm_in, self.layer.eps)
         self.layer.mixer.append(backend, c, c.seeds)

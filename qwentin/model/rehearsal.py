@@ -30,8 +30,8 @@ class RehearsalBackend(CountingBackend):
     """Nothing is launched or copied; `stream.kernels` are those that would be."""
 
     def __init__(self, chip, multiprocessors, shared):
-        super().__init__(multiprocessors, shared)
-        self.chip, self.stream = chip, machines.Recorder()
+        super().__init__(chip, multiprocessors, shared)
+        self.stream = machines.Recorder()
 
     def record(self, queue):
         queue()

@@ -3,9 +3,7 @@
     Step -> chunks of up to `most` rows (here), then what is left in rounds of at most 32 (rounds.py)
 
     a chunk:     embed | layers x ( norm, mixer, norm + residual, MLP ) | norm, wanted rows, head | draft head's keys
-    a product:   rows f16 [T, K] -> e4m3 tiles, a scale for each row (quantise_rows)
-                 matrix -> e4m3 tiles in a scratch of its size (unpack_e4m3, exact; unpack_nvfp4, rounded)
-                 both -> out [T, N] (gemm_sm90a)
+    a product:   rows [T, K] and a matrix -> out [T, N], as products.py says for the chip
 
 A chunk's slot is settled before it and owes nothing behind it. The draft head is one layer, so its keys and values of a row
 come of that row's hidden and the token behind it alone: where the step names these tokens, the chunk leaves them in the
@@ -17,8 +15,9 @@ import numpy as np
 
 from ..kernels import embed, rmsnorm
 from ..step import is_chain
-from .arena import Arena, goes_wide
+from .arena import Arena
 from .buffers import ROWS, Bucket
+from .products import way_of, ways
 from .rounds import Span
 
 LEAST = 65                      # rows of a sequence that go wide: fewer are two rounds, which read the weights twice
@@ -26,17 +25,26 @@ STEP = 128                      # rows of a tile: chunks are cut there
 SIZES = range(STEP, 1025, STEP)         # rows of chunks that are captured, and the most; of others the launches take no time
 
 
-def hindrance(tower) -> str:
+def opened(tower, most, pages, activations, resident):
+    """(a tower's Wide, or None without rows or where its prompts cannot go wide; why they cannot, "" if they can)."""
+    why = hindrance(tower, activations)
+    return Wide(tower, most, pages, activations, resident) if most and not why else None, why
+
+
+def hindrance(tower, activations) -> str:
     """Why a tower's prompts cannot go wide, in words; "" if they can."""
-    stuck = [m for part in parts(tower) for m in part.matrices if not goes_wide(m)]
+    found = ways(tower.backend.chip, activations)
+    if not found:
+        return f"no {activations} product for {tower.backend.chip}"
+    stuck = [m for part in parts(tower) for m in part.matrices if not way_of(found, m)]
     if not stuck:
         return ""
     kinds = sorted({m.packing.name if m.plain is None else "16-bit" for m in stuck})
-    return f"{len(stuck)} matrices are {' and '.join(kinds)}, which is not unpacked to e4m3"
+    return f"{len(stuck)} matrices are {' and '.join(kinds)}, which is multiplied in rounds"
 
 
 def parts(tower):
-    """What a chunk goes through: parts with `matrices` and `row_bytes`."""
+    """What a chunk goes through: parts with `matrices`, of which the first reads a norm, and `row_bytes`."""
     for layer in tower.layers:
         yield from (layer.mixer, layer.mlp)
     if tower.mtp:
@@ -53,11 +61,12 @@ def chunks(step, r, most):
 
 
 class Wide:
-    """Wide prefill of a tower in chunks of up to `most` rows, a multiple of 128."""
+    """Wide prefill of a tower in chunks of up to `most` rows, a multiple of 128; activations: "e4m3" or "f16"."""
 
-    def __init__(self, tower, most, pages, resident=False):
-        self.tower, self.most, self.backend = tower, most, tower.backend
-        self.arena = Arena(tower.backend, tower.config, most, pages, list(parts(tower)), resident)
+    def __init__(self, tower, most, pages, activations="e4m3", resident=False):
+        self.tower, self.most, self.backend, self.activations = tower, most, tower.backend, activations
+        self.arena = Arena(tower.backend, tower.config, most, pages, list(parts(tower)),
+                           ways(tower.backend.chip, activations), resident)
         self.nbytes = self.arena.nbytes
         self.seen = set()               # sizes of chunks that came once
 
@@ -111,8 +120,7 @@ class Wide:
     def settle_matrices(self):
         """Unpack those that stay so now, not when a graph is recorded."""
         for part in parts(self.tower):
-            for matrix in part.matrices if self.arena.resident else ():
-                self.arena.unpacked(matrix)
+            self.arena.settle(part.matrices)
 
     def queue(self, c, watch=lambda name, hidden, delta: None):
         """All layers over a chunk; leaves c.normed. watch: shown what each part of a layer read and what it gave."""
@@ -120,10 +128,10 @@ class Wide:
         table, scale, format = tower.embedding
         embed.launch(stream, c.tokens, table, scale, c.hidden, format)
         for i, layer in enumerate(tower.layers):
-            c.norm(c.hidden, c.delta if i else None, layer.norm_in, layer.eps)
+            c.norm(layer.mixer.matrices[0], c.hidden, c.delta if i else None, layer.norm_in, layer.eps)
             layer.mixer.queue_wide(self.backend, c)
             watch(f"layer {i} {layer.mixer.kind}", c.hidden, c.delta)
-            c.norm(c.hidden, c.delta, layer.norm_post, layer.eps)
+            c.norm(layer.mlp.matrices[0], c.hidden, c.delta, layer.norm_post, layer.eps)
             layer.mlp.queue_wide(self.backend, c)
             watch(f"layer {i} mlp", c.hidden, c.delta)
         rmsnorm.launch(stream, c.hidden, c.delta, tower.norm, c.normed, tower.config.rms_norm_eps)
