@@ -40,8 +40,8 @@ LAYERS = ("model.layers.2.", "model.layers.3.")         # one of each kind
 class Generator(ImaginedShard):
     """A file that is not there, its tensors views of one block of random numbers."""
 
-    def __init__(self, path, shapes):
-        super().__init__(path, shapes)
+    def __init__(self, path, entries):
+        super().__init__(path, entries)
         values = 0.02 * np.random.default_rng(0).standard_normal(1 << 20, np.float32)
         self.block = np.tile(numerics.encode_bf16(values), 17408 * 5120 // len(values)).view(np.uint8)
 

@@ -15,15 +15,12 @@ import time
 
 import numpy as np
 
-from qwentin.commands.budget import weight_items
 from qwentin.device import Device, Event
 from qwentin.kernels import lab, machines, stream_read, strips
 from qwentin.kernels.build import Kernel
 from qwentin.kvpool import PAGE, pages_for
 from qwentin.model.backend import GpuBackend
-from qwentin.model.budget import budget
 from qwentin.model.cuda import CudaTower
-from qwentin.model.imagined import imagine
 from qwentin.model.rounds import split
 from qwentin.step import Rows, pack
 from synthetic import SHAPES, SyntheticSource, config_of
@@ -130,13 +127,6 @@ def measure(tower, rng, rows, depth):
     return us, whole, host, b
 
 
-def predicted(config, options):
-    """Bytes by `qwentin budget` for this context and one sequence; weights as convert would pack them."""
-    checkpoint = imagine(config, ".")
-    weights = weight_items(checkpoint, {"nvfp4": "fp4"}.get(options.weights, options.weights), "fp6")
-    return budget(checkpoint, weights, options.context, {"e4m3": "fp8"}.get(options.kv, options.kv), 0, slots=1).total
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="27b")
@@ -154,7 +144,6 @@ def main():
     if options.plain:
         Kernel.waits = lambda kernel, chip: False
     device = Device.open()
-    empty = device.free_bytes()
     backend, rng = GpuBackend(device), np.random.default_rng(1)
     rate = lab.time(stream_read, machines.Gpu(device), words=1 << 28, parts=4 * device.multiprocessors)
     streaming = rate.bytes / rate.us / 1e3
@@ -181,12 +170,7 @@ def main():
             total = sum(f[2] for f in found)
             print(f"       sum {total:.1f} us, {total / us:.1%} of the round")
             result[-1]["kernels"] = [dict(name=n, launches=c, us=e, bytes=s) for n, c, e, s in found]
-    taken, foreseen = device.memory_bytes - device.free_bytes(), predicted(config, options)
-    since = empty - device.free_bytes()
-    print(f"device memory taken {taken / 1e9:.3f} GB ({since / 1e9:.3f} since the device was opened); qwentin budget says "
-          f"{foreseen / 1e9:.3f}")
-    print(json.dumps(dict(bench="decode_cuda", taken=taken, predicted=foreseen, context=options.context,
-                          device=device.name, weights=options.weights, kv=options.kv,
+    print(json.dumps(dict(bench="decode_cuda", context=options.context, device=device.name, weights=options.weights, kv=options.kv,
                           layers=config.num_hidden_layers, streaming_gb_s=streaming, rows=result)))
 
 

@@ -128,34 +128,50 @@ def on_emulator(config, checkpoint, valid):
     return on_device(config, checkpoint, valid, EmulatorBackend(), 2 * GIB)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A CUDA tower and its memory before anything is allocated."""
+    shape: dict                 # CudaTower's arguments but for the pages
+    least: int                  # pages of one context window
+    pages: int                  # of the cache: as many as were asked for and fit
+    rest: int                   # bytes besides them
+    counted: object             # the tower with `least` pages, on a backend that only counts
+
+
+def planned(config, checkpoint, card, free) -> Plan:
+    """The tower for `free` bytes of a card (its chip, multiprocessors, shared), which reads prompts in the fastest way that
+    fits, or in the leanest if none does."""
+    from .model import memory
+    model = checkpoint.config
+    shape = dict(slots=config.max_seqs + config.kept_states(model), has_mtp=checkpoint.has_mtp, kv=config.kv,
+                 active=config.max_seqs, prefill=config.prefill_format)
+    least, wanted = pages_for(config.context_window(model)), pages_for(config.kv_rows(model))
+    for shape["wide"], shape["resident"] in PREFILL_FORMS:
+        counted = memory.imagined(checkpoint, card.chip, card.multiprocessors, card.shared, **shape, pages=least)
+        needed = memory.needed(counted)
+        rest = sum(needed.values()) - needed["KV"] + CONTEXT
+        fit = int(free - rest) // (needed["KV"] // least)
+        if fit >= (wanted if shape["resident"] else least):
+            break
+    return Plan(shape, least, min(wanted, fit), rest, counted)
+
+
 def on_device(config, checkpoint, valid, backend, free):
     from .model import memory
     from .model.cuda import CudaTower
     from .model.matrix import Source
-    model = checkpoint.config
-    kept = config.kept_states(model)
-    shape = dict(slots=config.max_seqs + kept, has_mtp=checkpoint.has_mtp, kv=config.kv, active=config.max_seqs,
-                 prefill=config.prefill_format)
-    reckon = lambda pages: memory.needed(checkpoint, backend.chip, backend.multiprocessors, backend.shared, **shape,
-                                         pages=pages)
-    least = pages_for(config.context_window(model))
-    wanted = pages_for(config.kv_rows(model))
-    for shape["wide"], shape["resident"] in PREFILL_FORMS:
-        needed = reckon(least)
-        page = needed["KV"] // least
-        rest = sum(needed.values()) - needed["KV"] + CONTEXT
-        fit = int(free - rest) // page
-        if fit >= (wanted if shape["resident"] else least):
-            break
-    if fit < least:
-        raise ConfigError(f"{backend.name} has {free / GIB:.2f} GiB free and {checkpoint.directory} needs {rest / GIB:.2f} "
-                          f"besides its KV cache: a context of {max(fit, 0) * PAGE} tokens would fit, {least * PAGE} were "
-                          "asked for; lower --max-model-len, --max-seqs or --cache-mib, take --kv e4m3, or convert to "
-                          "smaller weights.")
-    pages = min(wanted, fit)
-    tower = CudaTower(model, Source(checkpoint, backend), **shape, pages=pages, valid=valid, **draft_options(config))
-    return Placed(tower, pages, shape["slots"], kept, backend.name, reckon(pages),
-                  chunk=tower.wide.most if tower.wide else 0, prefill=described(tower))
+    plan = planned(config, checkpoint, backend, free)
+    if plan.pages < plan.least:
+        raise ConfigError(f"{backend.name} has {free / GIB:.2f} GiB free and {checkpoint.directory} needs "
+                          f"{plan.rest / GIB:.2f} besides its KV cache: a context of {max(plan.pages, 0) * PAGE} tokens "
+                          f"would fit, {plan.least * PAGE} were asked for; lower --max-model-len, --max-seqs or "
+                          "--cache-mib, take --kv e4m3, or convert to smaller weights.")
+    tower = CudaTower(checkpoint.config, Source(checkpoint, backend), **plan.shape, pages=plan.pages, valid=valid,
+                      **draft_options(config))
+    counted = memory.imagined(checkpoint, backend.chip, backend.multiprocessors, backend.shared, **plan.shape,
+                              pages=plan.pages)
+    return Placed(tower, plan.pages, plan.shape["slots"], config.kept_states(checkpoint.config), backend.name,
+                  memory.needed(counted), chunk=tower.wide.most if tower.wide else 0, prefill=described(tower))
 
 
 def described(tower):

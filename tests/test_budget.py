@@ -60,7 +60,7 @@ def test_27b_in_fp6_with_the_whole_context_fits_a_32_gb_card(config_27b, capsys)
     assert result["fits"] and result["largest_context"] == 262144
     assert result["total_bytes"] == sum(result["items"].values())
     weights = sum(size for name, size in result["items"].items() if name.startswith("weights"))
-    assert weights / 1e9 == pytest.approx(20.95, abs=0.01)
+    assert weights / 1e9 == pytest.approx(21.00, abs=0.01)
 
 
 def test_the_largest_context_is_the_last_that_fits(config_27b, capsys):
@@ -96,6 +96,7 @@ def test_planned_weights_equal_the_packed_directory(weights, tmp_path, capsys):
     prepare(source, tmp_path / "packed", weights).run()
     planned = shown([source, "--weights", weights], capsys)["items"]
     assert planned == shown([tmp_path / "packed"], capsys)["items"]
+    planned.pop("weights: wider on the GPU")
     with open_checkpoint(tmp_path / "packed") as done:
         stored = sum(tensor.nbytes for tensor in done.tensors.values())
     assert sum(size for name, size in planned.items() if name.startswith("weights")) == stored
@@ -112,6 +113,18 @@ def test_planned_weights_equal_the_packed_directory(weights, tmp_path, capsys):
 def test_wrong_values_are_named(options, sentence, capsys):
     assert main(["budget", str(nano.DIRECTORY), *options]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_chip_and_memory_choose_how_prompts_are_read(config_27b, capsys):
+    """The whole context in e4m3 leaves 27B in FP6 chunks of 4,096 rows in 32 GB of a Hopper, unpacked matrices in 139."""
+    asked = [config_27b, "--ctx", 262144, "--chip", "sm_90a", "--gpu-gib"]
+    small, large = (shown([*asked, gib], capsys) for gib in (31.4, 139))
+    assert small["prefill"] == "chunks of 4096 rows, e4m3 activations" and small["fits"]
+    assert large["prefill"] == small["prefill"] + ", matrices kept unpacked"
+    assert small["items"]["prefill"] == 785_048_064 and large["items"]["prefill"] == 26_099_311_104
+    tight = shown([*asked, (small["total_bytes"] - 1) / GIB], capsys)
+    assert tight["prefill"] == "chunks of 2048 rows, e4m3 activations" and tight["largest_context"] == 262144
+    assert "prefill" not in shown([*asked, 31.4, "--prefill-format", "f16"], capsys)["items"]
 
 
 def test_the_table_for_people(capsys):

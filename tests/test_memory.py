@@ -2,8 +2,11 @@
 import numpy as np
 
 from qwentin import nano
+from qwentin.commands.budget import on_card
+from qwentin.config import EngineConfig
 from qwentin.model import memory, rehearsal
 from qwentin.model.backend import EmulatorBackend
+from qwentin.model.budget import CONTEXT
 from qwentin.model.convert import prepare
 from qwentin.model.cuda import CudaTower
 from qwentin.model.matrix import Source
@@ -34,7 +37,8 @@ class Weighing(EmulatorBackend):
 def agree(directory, **more):
     checkpoint, backend = open_checkpoint(directory), Weighing()
     tower = CudaTower(checkpoint.config, Source(checkpoint, backend), **SHAPE, **more)
-    items = memory.needed(checkpoint, backend.chip, backend.multiprocessors, backend.shared, **SHAPE, **more)
+    counted = memory.imagined(checkpoint, backend.chip, backend.multiprocessors, backend.shared, **SHAPE, **more)
+    items = memory.needed(counted)
     assert {name: items[name] for name in items if name != "weights"} == memory.parts(tower)
     assert backend.bytes <= sum(items.values()) < backend.bytes + 512 * 400         # pieces are rounded up to 512 bytes
     return items
@@ -45,9 +49,21 @@ def test_plain_weights():
     assert items["KV"] == 2 * 3 * 5 * 128 * 256 * 2 and items["state"] == 6 * 3 * 4 * (6 * 128 * 128 + 3 * 1280)
 
 
-def test_chunks_of_prefill(tmp_path):
+def test_budget_is_what_a_wide_tower_takes(tmp_path):
     prepare(nano.DIRECTORY, tmp_path / "fp6", weights="fp6").run()
-    assert agree(tmp_path / "fp6", wide=256)["prefill"] > 256 * (6 * 256 + 2 * 768)
+    checkpoint, limit = open_checkpoint(tmp_path / "fp6"), 4 << 30
+    for resident in (True, False):
+        backend = Weighing()
+        result, plan = on_card(EngineConfig(max_seqs=2), checkpoint, 600, "fp8", limit, backend)
+        tower = CudaTower(checkpoint.config, Source(checkpoint, backend), **plan.shape, pages=5)
+        assert tower.wide.most == 4096 and bool(tower.wide.arena.resident) == resident
+        items = result.items
+        assert memory.parts(tower) == {
+            "KV": items["KV, fp8"] + items["KV of the MTP head"], "state": items["state S"] + items["convolution window"],
+            **{name: items[name] for name in ("rounds", "scratch", "prefill")}}
+        assert 0 <= result.total - CONTEXT - backend.bytes < 512 * 400      # pieces are rounded up to 512 bytes
+        assert items["prefill"] > 4096 * (6 * 256 + 2 * 768) and result.total <= limit
+        limit = result.total - 1
 
 
 def test_packed_weights(tmp_path):

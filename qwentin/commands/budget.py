@@ -1,15 +1,17 @@
 """`python -m qwentin budget DIR --ctx N`: what serving takes, item by item, and the longest context that fits."""
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
-from ..config import ModelConfig
+from ..config import EngineConfig, ModelConfig, add_options
 from ..errors import ConfigError
+from ..kvpool import PAGE, pages_for
 from ..model import pack
-from ..model.budget import GIB, KV_HEAD_BYTES, Budget, budget, float32_weights
-from ..model.container import part_bytes
-from ..model.imagined import imagine
+from ..model.budget import CARDS, CONTEXT, GIB, KV_HEAD_BYTES, Budget, Card, budget, float32_weights, row_bytes
+from ..model.imagined import converted, imagine
 from ..model.weights import Checkpoint, open_checkpoint
+from ..towers import Plan, described, planned
 from .inspect import part_of
 
 HELP = "itemise the memory of serving a model and find the longest context that fits"
@@ -24,6 +26,8 @@ def add_arguments(parser):
                         help=f"{', '.join(KV_HEAD_BYTES)} or a number of bits a value (default: fp8); f32 is the tower "
                              "without a GPU")
     parser.add_argument("--gpu-gib", type=float, default=31.4, metavar="G", help="memory there is (default: 31.4 GiB)")
+    parser.add_argument("--chip", choices=CARDS, default="sm_120a", help="the GPU's kind (default: sm_120a)")
+    add_options(parser, "prefill_format")
     parser.add_argument("--seqs", type=int, default=1, metavar="N",
                         help="sequences with a state of their own (default: 1)")
     parser.add_argument("--weights", choices=pack.WEIGHTS, default="fp6",
@@ -42,16 +46,37 @@ def run(arguments) -> int:
             raise ConfigError(f"{name} is {value}; a positive number was wanted.")
     if context > longest:
         raise ConfigError(f"--ctx is {context}; this model's longest context is {longest}.")
+    limit, prefill = int(arguments.gpu_gib * GIB), None
     if arguments.kv == "f32":
         weights = float32_weights(checkpoint.config, checkpoint.has_mtp)
+        result = budget(checkpoint, weights, context, arguments.kv, limit, arguments.seqs)
     else:
-        weights = weight_items(checkpoint, arguments.weights, arguments.embedding)
-    result = budget(checkpoint, weights, context, arguments.kv, int(arguments.gpu_gib * GIB), arguments.seqs)
+        if not is_packed(checkpoint):
+            checkpoint = converted(checkpoint, arguments.weights, arguments.embedding)
+        config = EngineConfig(max_seqs=arguments.seqs, prefill_format=arguments.prefill_format)
+        result, plan = on_card(config, checkpoint, context, arguments.kv, limit, CARDS[arguments.chip])
+        prefill = described(plan.counted)
     if arguments.json:
-        print(json.dumps(as_json(result, arguments.kv)))
+        print(json.dumps(as_json(result, arguments.kv, prefill)))
     else:
-        print_budget(result)
+        print_budget(result, prefill)
     return 0
+
+
+def on_card(config: EngineConfig, checkpoint: Checkpoint, context: int, kind: str, limit: int, card: Card
+            ) -> tuple[Budget, Plan]:
+    """What a packed checkpoint takes of a GPU that serves one context and keeps no snapshots, and the server's own plan.
+
+    A kind of KV that no tower has is planned for as e4m3, with that much more or less memory.
+    """
+    from ..model import memory                  # it builds a tower to count it, and so imports the kernels
+    config = replace(config, max_model_len=context, kv_tokens=context, cache_mib=0, kv="bf16" if kind == "bf16" else "e4m3")
+    more = sum(row_bytes(checkpoint, "bf16" if kind == "bf16" else "fp8")) - sum(row_bytes(checkpoint, kind))
+    plan = planned(config, checkpoint, card, limit + pages_for(context) * PAGE * more)
+    needed, weights = memory.needed(plan.counted), weight_items(checkpoint)
+    weights["weights: wider on the GPU"] = needed["weights"] - sum(weights.values())
+    working = {name: needed[name] for name in ("rounds", "scratch", "prefill") if name in needed}
+    return budget(checkpoint, weights, context, kind, limit, config.max_seqs, **working, **{"CUDA context": CONTEXT}), plan
 
 
 def opened(directory: Path) -> Checkpoint:
@@ -61,32 +86,35 @@ def opened(directory: Path) -> Checkpoint:
     return imagine(ModelConfig.from_directory(directory), directory)
 
 
-def weight_items(checkpoint: Checkpoint, weights: str, embedding: str) -> dict[str, int]:
-    """Bytes by part of the model: as they lie in a packed directory, or as convert would pack them."""
-    packed = any(isinstance(t.encoding, (pack.Tiles, pack.Rows)) for t in checkpoint.tensors.values())
-    sizes = ([(t.name, t.nbytes) for t in checkpoint.tensors.values()] if packed else
-             [(r.name, part_bytes(r)) for r in pack.plan(checkpoint, weights, embedding)])
+def is_packed(checkpoint: Checkpoint) -> bool:
+    return any(isinstance(t.encoding, (pack.Tiles, pack.Rows)) for t in checkpoint.tensors.values())
+
+
+def weight_items(checkpoint: Checkpoint) -> dict[str, int]:
+    """Bytes by part of the model, as they lie in the files."""
     items = Counter()
-    for name, size in sizes:
-        items[f"weights: {part_of(name)}"] += size
+    for tensor in checkpoint.tensors.values():
+        items[f"weights: {part_of(tensor.name)}"] += tensor.nbytes
     return dict(items)
 
 
-def as_json(result: Budget, kind: str) -> dict:
+def as_json(result: Budget, kind: str, prefill: str | None) -> dict:
     """Items by name, and the fields that qwen36-fp4's budget prints, by their names."""
     items = result.items
     return {"context_tokens": result.context, "kv_cache_dtype": kind,
             "kv_cache_bytes": items[f"KV, {kind}"], "deltanet_state_bytes": items["state S"],
             "deltanet_conv_history_bytes": items["convolution window"],
-            "estimated_activation_workspace_bytes": items.get("scratch", 0), "items": items,
+            "estimated_activation_workspace_bytes": items.get("scratch", 0), "items": items, "prefill": prefill,
             "total_bytes": result.total, "limit_bytes": result.limit, "fits": result.total <= result.limit,
             "bytes_per_token": result.row, "largest_context": result.largest_context}
 
 
-def print_budget(result: Budget) -> None:
+def print_budget(result: Budget, prefill: str | None) -> None:
     width = max(map(len, result.items))
     for name, size in result.items.items():
         print(f"{name:{width}}  {size / GIB:8.3f} GiB")
     verdict = "fits" if result.total <= result.limit else "DOES NOT FIT"
     print(f"{'total':{width}}  {result.total / GIB:8.3f} GiB  {verdict} in {result.limit / GIB:.1f} GiB")
+    if prefill:
+        print(f"prompts are read in {prefill}")
     print(f"one more token takes {result.row:,} bytes; the longest context that fits: {result.largest_context:,} tokens")

@@ -3,7 +3,8 @@
     weights     the packed sizes of convert's plan, or 4 bytes a parameter for the numpy tower
     kv          pages of 128 rows for every full-attention layer, and for the draft head's one
     state       S f32 [layers, slots, Nv, dk, dv] and the window [layers, slots, taps - 1, C] of the linear layers
-    rounds      the rows that states lag behind by, scratch: a round's arrays (memory.py counts both); the CUDA context
+    rounds, scratch, prefill       as memory.py counts them, of the tower that the server would build (towers.planned)
+    CUDA context                   the driver's, measured
 
     kv kind     bytes a token, a kv head, a layer        27B: bytes a token, draft head not counted
     f32         2 * 4 * hd                               131,072     the numpy tower
@@ -26,7 +27,6 @@ from .weights import Checkpoint
 KV_HEAD_BYTES = {"f32": lambda hd: 8 * hd, "bf16": lambda hd: 4 * hd, "fp8": lambda hd: 2 * hd,
                  "q4": lambda hd: hd // 2 + hd + hd // 8 + 4}
 GIB = 1 << 30
-CARD = dict(multiprocessors=170, shared=99 << 10)       # an RTX 5090's, which scratch depends on a little
 CONTEXT = 960 << 20             # what the driver, kernels' code and captured graphs take, measured on an H200: RESULTS.md
 
 
@@ -55,6 +55,17 @@ def window_bytes(config: ModelConfig, item: int) -> int:
 
 
 @dataclass(frozen=True)
+class Card:
+    """What of a GPU matters to a plan of its memory."""
+    chip: str
+    multiprocessors: int
+    shared: int                 # bytes a block can have
+
+
+CARDS = {card.chip: card for card in (Card("sm_120a", 170, 99 << 10), Card("sm_90a", 132, 227 << 10))}    # RTX 5090, H200
+
+
+@dataclass(frozen=True)
 class Budget:
     """Bytes by item; `row` is what one more token costs, `limit` the memory there is, `longest` the model's own limit."""
     items: dict[str, int]
@@ -69,32 +80,27 @@ class Budget:
 
     @property
     def largest_context(self) -> int:
-        """Tokens that fit, in whole pages, 0 if not even the rest does."""
+        """Tokens that fit, in whole pages, 0 if not even the rest does. Prefill can do without its item."""
         kv = -(-self.context // PAGE) * PAGE * self.row
-        pages = (self.limit - (self.total - kv)) // (PAGE * self.row)
+        pages = (self.limit - (self.total - kv - self.items.get("prefill", 0))) // (PAGE * self.row)
         return max(min(pages * PAGE, self.longest), 0)
 
 
-def budget(checkpoint: Checkpoint, weights: dict[str, int], context: int, kind: str, limit: int, slots: int = 1) -> Budget:
-    """`weights` are bytes by part; the rest follows from the configuration. kind "f32" is the numpy tower."""
-    config, cpu = checkpoint.config, kind == "f32"
-    full = len(config.full_layers)
-    main, draft = kv_row_bytes(config, kind, full), kv_row_bytes(config, kind, 1) if checkpoint.has_mtp else 0
-    rows = -(-context // PAGE) * PAGE
+def budget(checkpoint: Checkpoint, weights: dict[str, int], context: int, kind: str, limit: int, slots: int = 1,
+           **working: int) -> Budget:
+    """`weights` are bytes by part, `working` what a GPU needs besides; the rest follows from the configuration."""
+    config, rows = checkpoint.config, -(-context // PAGE) * PAGE
+    main, draft = row_bytes(checkpoint, kind)
     items = {**weights, f"KV, {kind}": rows * main, "KV of the MTP head": rows * draft,
-             "state S": slots * state_bytes(config), "convolution window": slots * window_bytes(config, 4),
-             **({} if cpu else working(config, kind, rows, slots, checkpoint.has_mtp))}
+             "state S": slots * state_bytes(config), "convolution window": slots * window_bytes(config, 4), **working}
     return Budget({name: size for name, size in items.items() if size}, context, main + draft, limit,
                   config.max_position_embeddings)
 
 
-def working(config: ModelConfig, kind: str, rows: int, slots: int, has_mtp: bool) -> dict[str, int]:
-    """What a GPU needs besides weights, KV and state, for `slots` sequences that run at once."""
-    from .imagined import imagine               # memory.py builds a tower to count it, and so imports the kernels
-    from .memory import needed
-    counted = needed(imagine(config, "."), **CARD, pages=rows // PAGE, slots=1, has_mtp=has_mtp, active=slots,
-                     kv="bf16" if kind == "bf16" else "e4m3")
-    return {"rounds": counted["rounds"], "scratch": counted["scratch"], "CUDA context": CONTEXT}
+def row_bytes(checkpoint: Checkpoint, kind: str) -> tuple[int, int]:
+    """Bytes of one token's K and V in the model and in the draft head."""
+    config = checkpoint.config
+    return kv_row_bytes(config, kind, len(config.full_layers)), kv_row_bytes(config, kind, int(checkpoint.has_mtp))
 
 
 def float32_weights(config: ModelConfig, has_mtp: bool) -> dict[str, int]:

@@ -89,13 +89,16 @@ class CountingSource:
                 {6: "e2m3", 8: "e4m3"}[bits])
 
 
-def needed(checkpoint, chip, multiprocessors, shared, **tower) -> dict[str, int]:
-    """Bytes by item; `tower` are CudaTower's own arguments: pages, slots, has_mtp, kv, active, wide, resident, prefill."""
-    backend = CountingBackend(chip, multiprocessors, shared)
-    source = CountingSource(checkpoint, backend)
-    built = CudaTower(checkpoint.config, source, **tower)
-    items = parts(built)
-    return {"weights": backend.bytes - sum(items.values()), **items}
+def imagined(checkpoint, chip, multiprocessors, shared, **tower) -> CudaTower:
+    """A tower that takes no memory; `tower` are CudaTower's own arguments."""
+    source = CountingSource(checkpoint, CountingBackend(chip, multiprocessors, shared))
+    return CudaTower(checkpoint.config, source, **tower)
+
+
+def needed(counted) -> dict[str, int]:
+    """Bytes by item of an imagined tower."""
+    items = parts(counted)
+    return {"weights": counted.backend.bytes - sum(items.values()), **items}
 
 
 def parts(tower) -> dict[str, int]:
