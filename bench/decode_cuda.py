@@ -170,8 +170,8 @@ def main():
             total = sum(f[2] for f in found)
             print(f"       sum {total:.1f} us, {total / us:.1%} of the round")
             result[-1]["kernels"] = [dict(name=n, launches=c, us=e, bytes=s) for n, c, e, s in found]
-    print(json.dumps(dict(bench="decode_cuda", context=options.context, device=device.name, weights=options.weights, kv=options.kv,
-                          layers=config.num_hidden_layers, streaming_gb_s=streaming, rows=result)))
+    print(json.dumps(dict(bench="decode_cuda", context=options.context, device=device.name, weights=options.weights,
+                          kv=options.kv, layers=config.num_hidden_layers, streaming_gb_s=streaming, rows=result)))
 
 
 if __name__ == "__main__":

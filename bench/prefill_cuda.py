@@ -68,7 +68,12 @@ def compile_ahead(options):
                  lambda: tower.forward(prompt(tower, 1, 300)), lambda: tower.forward(prompt(tower, 2, 301)),
                  lambda: tower.settle(0)):
         what()
-    COMPILED[:] = backend.stream.kernels
+    compile_all(backend.stream.kernels)
+
+
+def compile_all(kernels):
+    """Their machine code for sm_90a."""
+    COMPILED[:] = kernels
     start = time.perf_counter()
     with multiprocessing.get_context("fork").Pool() as pool:
         slow = sorted(pool.map(compiled, range(len(COMPILED)), chunksize=1))[-3:]
