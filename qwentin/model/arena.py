@@ -153,9 +153,10 @@ class Chunk:
 
     def multiply(self, matrix, rows, out):
         """Queue out[:, :] = rows w^T. rows f16 [T, K], out f32, f16 or bf16 [T, N]."""
-        self.arena.ways[id(matrix)].ready(self, rows)
-        self.times(matrix, out)
+        way = self.arena.ways[id(matrix)]
+        way.times(self, matrix, way.ready(self, rows), out, False)
 
     def times(self, matrix, out, gated=False):
-        """The same for the rows that are ready; gated: the product of gate and up, out f16 [T, N / 2]."""
-        self.arena.ways[id(matrix)].times(self, matrix, out, gated)
+        """The same for the rows that a norm left; gated: the product of gate and up, out f16 [T, N / 2]."""
+        way = self.arena.ways[id(matrix)]
+        way.times(self, matrix, way.rows(self, size(matrix)[1]), out, gated)

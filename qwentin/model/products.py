@@ -63,8 +63,10 @@ class TiledRows:
         rmsnorm_tiles.launch(c.arena.backend.stream, hidden, delta, weight, *self.rows(c, hidden.shape[1]), eps)
 
     def ready(self, c, rows):
-        """Queue rows f16 [T, K] as those that are multiplied next."""
-        quantise_rows.launch(c.arena.backend.stream, rows, *self.rows(c, rows.shape[1]))
+        """Queue rows f16 [T, K] as those that are multiplied next: what `times` takes."""
+        made = self.rows(c, rows.shape[1])
+        quantise_rows.launch(c.arena.backend.stream, rows, *made)
+        return made
 
 
 @dataclass
@@ -111,11 +113,10 @@ class Unpacking(TiledRows):
         else:
             unpack_e4m3.launch(stream, matrix.tiles, tiles, scale, matrix.n, matrix.packing)
 
-    def times(self, c, matrix, out, gated):
-        """Queue the product of the rows that are ready."""
+    def times(self, c, matrix, rows, out, gated):
+        """Queue the product of rows that are ready."""
         backend, found = c.arena.backend, self.prepare(c.arena, matrix)
-        gemm_sm90a.launch(backend.stream, *self.rows(c, size(matrix)[1]), found.tiles, found.scale, out,
-                          backend.multiprocessors, gated)
+        gemm_sm90a.launch(backend.stream, *rows, found.tiles, found.scale, out, backend.multiprocessors, gated)
 
 
 WAYS = {("sm_90a", "e4m3"): (Unpacking(),)}
