@@ -1,12 +1,15 @@
-"""gemm_sm90a: a matrix in e4m3 times many rows of e4m3 on wgmma: the products of prefill on Hopper.
+"""gemm_sm90a: a matrix in e4m3 or f16 times many rows of the same on wgmma: the products of prefill on Hopper.
 
-    sum[m, n] = x_scale[m] * sum over blocks b of 128 inputs:  w_scale[b, n] * sum over k in b of x[m, k] * w[n, k]
-    out       = sum, or gated (packed.interleave: tiles of 16 rows of w take turns):  silu(sum of gate) * sum of up
+    e4m3:  sum[m, n] = x_scale[m] * sum over blocks b of 128 inputs:  w_scale[b, n] * sum over k in b of x[m, k] * w[n, k]
+    f16:   sum[m, n] = w_scale[0, n] * sum over k of x[m, k] * w[n, k]
+    out              = sum, or gated (packed.interleave: tiles of 16 rows of w take turns):  silu(sum of gate) * sum of up
 
-    x        u8 [M / 128, K / 128, 128, 128]    e4m3, no NaN, as shared memory will hold it (below); any finite rows beyond M
-    x_scale  f32 [M rounded up to 128]          one for all inputs of a row (quantise_rows.py says why)
-    w        u8 [N / 128, K / 128, 128, 128]    the same for the matrix; inputs of a block in any order that x has too
-    w_scale  f32 [K / 128, N rounded up to 128]
+             e4m3, no NaN                       f16
+    x        u8 [M / 128, K / 128, 128, 128]    f16 [M / 128, K / 64, 128, 64]      as shared memory will hold it (below);
+                                                                                    any finite rows beyond M
+    x_scale  f32 [M rounded up to 128]          None                                of a row (quantise_rows.py says why)
+    w        u8 [N / 128, K / 128, 128, 128]    f16 [N / 128, K / 64, 128, 64]      inputs in any order that x has too
+    w_scale  f32 [K / 128, N rounded up to 128]    f32 [1, N rounded up to 128]
     out      f32, f16 or bf16 (u16) [M, N]      N a multiple of 8; gated: f16 or bf16 [M, N / 2], N a multiple of 128
 
 A tile is 128 rows by 128 bytes, 16 KiB in one piece, which a single bulk copy brings. In row r the 16-byte chunk c stands at
@@ -15,18 +18,21 @@ place c ^ (r % 8): the 128-byte swizzle that wgmma's descriptors name, so that n
     row 0   0 1 2 3 4 5 6 7        row 1   1 0 3 2 5 4 7 6        row 2   2 3 0 1 6 7 4 5   ...   row 8   0 1 2 3 ...
 
 A block owns 128 x 256 outputs at a time and walks over all that are its share (persistent; neighbours share tiles of w).
-One warp fetches stages of a tile of x, two tiles of w and their scales; two warpgroups take a tile of w each:
+One warp fetches stages of a tile of x and two tiles of w, of e4m3 with their scales; two warpgroups take a tile of w each:
 
-    fetching warp     wait for `empty`; five bulk copies, which report to `full`
-    warpgroup         wait for `full`; for 64 rows of x, then the other 64: four wgmma m64n128k32 into fresh sums; when they
+    fetching warp     wait for `empty`; the bulk copies, which report to `full`
+    warpgroup, e4m3   wait for `full`; for 64 rows of x, then the other 64: four wgmma m64n128k32 into fresh sums; when they
                       are done total += sum * w_scale, in float32, while the other warpgroup's wgmma run
+    warpgroup, f16    wait for `full`; four wgmma m64n128k16 into the totals of 64 rows of x, four into those of the others
 
-So no sum of products runs over more than 128 inputs in the tensor cores' own narrower accumulators (about 14 bits), and
+So no sum of e4m3 products runs over more than 128 inputs in the tensor cores' own narrower accumulators (about 14 bits), and
 scales cost one operation an output a block. A thread holds 128 totals, 64 fresh sums and the 32 scales of its columns for
-both halves, which takes 240 registers: the fetching warpgroup gives its own away (setmaxnreg).
+both halves, which takes 240 registers: the fetching warpgroup gives its own away (setmaxnreg). Of f16 products the tensor
+cores keep float32 and at least a bit more (OUTPUTS says what that costs), so they are left there to the end.
 
-On an H200: 1,060 to 1,100 TFLOP/s at 4,096 rows, 1,270 without promotion; 900 with scales of x for 128 inputs, which are a
-second operation for each output. A block reads 48 KB from L2 for 8.4 MFLOP; if it were 128 x 128, it would read 64.
+On an H200 in e4m3: 1,060 to 1,100 TFLOP/s at 4,096 rows, 1,270 without promotion; 900 with scales of x for 128 inputs, which
+are a second operation for each output. A block reads 48 KB from L2 for 8.4 MFLOP, in f16 for 4.2; if it were 128 x 128, it
+would read 64 for as much.
 """
 import functools
 
@@ -46,6 +52,7 @@ from .unroll import static_range
 
 TILE = 128                    # rows of a tile, bytes of its rows
 TILE_BYTES = TILE * TILE
+F16_WIDTH = TILE // 2         # inputs of a tile of f16; of e4m3 TILE
 GROUPS = 2                    # warpgroups that multiply, a tile of w each
 THREADS = 128 * (GROUPS + 1)
 FETCHING = 4 * GROUPS         # the warp that fetches
@@ -59,42 +66,47 @@ SHARED = BARS_AT + 16 * STAGES + 1024        # the swizzle counts from 1024-byte
 SUMS = 64                     # float32 of a thread: 64 x 128 outputs over 128 threads
 DESCRIPTOR = 1 << 62 | 64 << 32 | 1 << 16    # 128-byte swizzle, groups of 8 rows 1024 bytes apart
 REGISTERS = 168               # what a launch of 384 threads may ask for; setmaxnreg moves them
-SASS = {"sm_90a": ("QGMMA.64x128x32.F32.E4M3.E4M3", "UBLKCP", "SYNCS", "USETMAXREG")}
+SASS = {"sm_90a": (("QGMMA.64x128x32.F32.E4M3.E4M3", "HGMMA.64x128x16.F32"), "UBLKCP", "SYNCS", "USETMAXREG")}
 # The reference multiplies the codes exactly, and so does the emulator. Hardware cuts each of 33 addends (32 products and the
 # sum so far) at 2^-13 of the largest: of 8, as sums of make's products are, by less than u = 2^-10, u / sqrt(3) in the root
 # mean square, four times a block; times 1.75, the same mean of two scales, that is 0.0113 sqrt(K / 128). The largest of
 # 65,536 outputs lies 4.7 deviations out: 0.12 < 2^-3 at CASES' K = 640 (measured: 0.06, of sums of about 44).
 # Gated: K = 256, so a sum s errs by 0.075 g, and silu(gate) * up by 2.1 * 0.075 g * max |s|, where max |s| = 4.3 * 28 g.
+# f16: a wgmma cuts each of 17 addends at 2^-25 of the largest and its sum at 2^-23 (arXiv 2511.10909, 2512.07004), so
+# K / 16 of them err by less than 5.3 * 2^-23 K / 16 of the largest sum, 2^-10.5 of it at K = 17,408 if all err one way. At
+# K = 256 that is 1e-5 of 138 f, 4.3 * 16 times a scale of 2 f; gated 0.4 f^2.
 OUTPUTS = {"out": Output(rtol=2.0 ** -20, atol=2.0 ** -3)}
-GATED = 1 / 13                # g, a factor for x_scale: 19 g^2 < 2^-3
+GATED = {"e4m3": 1 / 13, "f16": 1 / 2}  # g and f, factors for scales: 19 g^2 < 2^-3, 0.4 f^2 < 2^-3
 
 
-def arrange(rows):
-    """u8 [R, K] -> u8 [R / 128, K / 128, 128, 128]: tiles, chunks where the docstring says, padded with zeros."""
+def arrange(rows, width=TILE):
+    """[R, K] -> [R / 128, K / width, 128, width]: tiles, chunks where the docstring says, padded with zeros."""
     r, k = rows.shape
-    padded = np.zeros((-(-r // TILE) * TILE, k), np.uint8)
+    padded = np.zeros((-(-r // TILE) * TILE, k), rows.dtype)
     padded[:r] = rows
-    chunks = padded.reshape(-1, TILE, k // TILE, TILE // 16, 16).transpose(0, 2, 1, 3, 4)    # tile block row chunk byte
+    chunks = padded.reshape(-1, TILE, k // width, 8, width // 8).transpose(0, 2, 1, 3, 4)    # tile block row chunk element
     out, place = np.empty_like(chunks), np.arange(8)[None, :] ^ np.arange(TILE)[:, None] % 8
     out[:, :, np.arange(TILE)[:, None], place] = chunks
-    return out.reshape(-1, k // TILE, TILE, TILE)
+    return out.reshape(-1, k // width, TILE, width)
 
 
 def restore(tiles):
-    """The inverse of arrange: u8 [R, K] with the padding."""
-    chunks = tiles.reshape(*tiles.shape[:3], TILE // 16, 16)
+    """The inverse of arrange: [R, K] with the padding."""
+    blocks, _, width = tiles.shape[1:]
+    chunks = tiles.reshape(-1, blocks, TILE, 8, width // 8)
     rows = chunks[:, :, np.arange(TILE)[:, None], np.arange(8)[None, :] ^ np.arange(TILE)[:, None] % 8]
-    return rows.transpose(0, 2, 1, 3, 4).reshape(-1, tiles.shape[1] * TILE)
+    return rows.transpose(0, 2, 1, 3, 4).reshape(-1, blocks * width)
 
 
 def ref(x, x_scale, w, w_scale, out, gated=False):
     """The formulas in float64."""
-    (m, width), k = out.shape, x.shape[1] * TILE
-
-    assert k == w.shape[1] * TILE
-    weights = numerics.E4M3.decode(restore(w)).astype(np.float64) * np.repeat(w_scale.T, TILE, 1)
-    activations = numerics.E4M3.decode(restore(x)).astype(np.float64) * x_scale[:, None]
-    sums = activations[:m] @ weights[:2 * width if gated else width].T
+    m, width = out.shape
+    weights, activations = restore(w), restore(x)
+    if w.dtype == np.uint8:
+        weights = numerics.E4M3.decode(weights)
+        activations = numerics.E4M3.decode(activations).astype(np.float64) * x_scale[:, None]
+    weights = weights.astype(np.float64) * np.repeat(w_scale.T, weights.shape[1] // len(w_scale), 1)
+    sums = activations[:m].astype(np.float64) @ weights[:2 * width if gated else width].T
     if not gated:
         return dict(out=sums)
     gate, up = (sums.reshape(m, width // 16, 2, 16)[:, :, i].reshape(m, width) for i in range(2))
@@ -102,9 +114,11 @@ def ref(x, x_scale, w, w_scale, out, gated=False):
 
 
 @functools.cache
-def build(out_format, gated):
-    """The kernel."""
-    first_step, step, result = wgmma(TILE, "e4m3", "e4m3", fresh=True), wgmma(TILE, "e4m3", "e4m3"), wgmma_result(TILE)
+def build(format, out_format, gated):
+    """The kernel; format: of x and w."""
+    first_step, step, result = wgmma(TILE, format, format, fresh=True), wgmma(TILE, format, format), wgmma_result(TILE)
+    scaled_blocks = format == "e4m3"
+    stage_bytes = STAGE if scaled_blocks else SCALES_AT
     wide, store, pack = out_format == "f32", store_pair(out_format), ptx.f16x2 if out_format == "f16" else ptx.bf16x2
 
     @lineless_device
@@ -117,27 +131,28 @@ def build(out_format, gated):
                 full, to = u32(bars + slot * 8), u32(ring + slot * STAGE)
                 wait(u32(full + STAGES * 8), parity)
                 if lane == 0:
-                    ptx.mbarrier_arrive_expect(full, u32(STAGE))
+                    ptx.mbarrier_arrive_expect(full, u32(stage_bytes))
                     ptx.bulk_load(to, x + (u64(m) * deep + b) * TILE_BYTES, u32(TILE_BYTES), full)
                     scales = u32(to + SCALES_AT)
                     for i in static_range(GROUPS):
                         strip = min(u32(n + i), u32(n_tiles - 1))            # of an odd number the last comes twice
                         ptx.bulk_load(u32(to + (1 + i) * TILE_BYTES), w + (u64(strip) * deep + b) * TILE_BYTES,
                                       u32(TILE_BYTES), full)
-                        ptx.bulk_load(u32(scales + i * SCALES), w_scale + (u64(b) * n_tiles + strip) * SCALES,
-                                      u32(SCALES), full)
+                        if scaled_blocks:
+                            ptx.bulk_load(u32(scales + i * SCALES), w_scale + (u64(b) * n_tiles + strip) * SCALES,
+                                          u32(SCALES), full)
                 slot = u32(slot + 1)
                 if slot == STAGES:
                     slot, parity = u32(0), u32(parity ^ 1)
             tile = u32(tile + ptx.blocks_x())
 
     @lineless_device
-    def issue(stage, group, half):
-        """The product of a stage's 128 inputs, 64 rows of x and the warpgroup's tile of w, begun."""
+    def issue(c, stage, group, half):
+        """The product of a stage's inputs, 64 rows of x and the warpgroup's tile of w, begun: alone, or f16: added to c."""
         a = u64(DESCRIPTOR) | u64(u32(stage + half * (TILE_BYTES // 2)) >> 4)
         b = u64(DESCRIPTOR) | u64(u32(stage + TILE_BYTES + group * TILE_BYTES) >> 4)
         wgmma_fence()
-        c = first_step(a, b)
+        c = first_step(a, b) if scaled_blocks else step(c, a, b)
         for k in static_range(3):
             c = step(c, a + u64(2 * k + 2), b + u64(2 * k + 2))
         wgmma_commit()
@@ -152,6 +167,37 @@ def build(out_format, gated):
     def added(total, c, s):
         """total + c * column scale: c[4 j + 2 h + i] is in row h, column i of eight j."""
         return tuple(ptx.fma(c[i], s[i // 4][i % 2], total[i]) for i in static_range(SUMS))
+
+    @lineless_device
+    def through(low, high, stage, empty, group, lane):
+        """The totals of either 64 rows after a stage, which is given back."""
+        if scaled_blocks:
+            c = issue(low, stage, group, 0)
+            s = column_scales(stage, group, lane)
+            c = result(c, 0)
+            low = added(low, c, s)
+            c = issue(low, stage, group, 1)
+            c = result(c, 0)
+        else:
+            low, high = issue(low, stage, group, 0), issue(high, stage, group, 1)
+            low, high = result(low, 0), result(high, 0)
+        ptx.warp_barrier()
+        if lane == 0:
+            ptx.mbarrier_arrive(empty)
+        if scaled_blocks:
+            high = added(high, c, s)
+        return low, high
+
+    @lineless_device
+    def factors(w_scale, column, lane):
+        """f16: the scales of the lane's columns."""
+        at = w_scale + (column + lane % 4 * 2) * 4
+        return tuple(ptx.read_f32x2(at + j * 32) for j in static_range(SUMS // 4))
+
+    @lineless_device
+    def times(total, s):
+        """Each column of the sums times its scale."""
+        return tuple(total[i] * s[i // 4][i % 2] for i in static_range(SUMS))
 
     @lineless_device
     def scaled(total, x_scale, row, rows):
@@ -206,31 +252,26 @@ def build(out_format, gated):
                     ptx.store_x4(out + (u64(row + 8 * h) * width + at) * 2, words)
 
     @lineless_device
-    def multiply(ring, bars, x_scale, out, m_tiles, n_tiles, rows, width, deep, lane, warp):
+    def multiply(ring, bars, x_scale, w_scale, out, m_tiles, n_tiles, rows, width, deep, lane, warp):
         """A multiplying warp: all its block's tiles."""
         slot, parity, tile, group = u32(0), u32(0), ptx.block_x(), u32(warp // 4)
         row = u32(warp % 4 * 16 + lane // 4)
         # no range: one of unknown step divides in 64 bits, a call, and beside a call ptxas serialises all wgmma
         while tile < m_tiles * ((n_tiles + 1) // 2):
             low, high = (0.0,) * SUMS, (0.0,) * SUMS
+            to, column = u32(tile % m_tiles * TILE + row), u32((tile // m_tiles * 2 + group) * TILE)
             for b in range(deep):
                 full, stage = u32(bars + slot * 8), u32(ring + slot * STAGE)
                 wait(full, parity)
-                c = issue(stage, group, 0)
-                s = column_scales(stage, group, lane)
-                c = result(c, 0)
-                low = added(low, c, s)
-                c = issue(stage, group, 1)
-                c = result(c, 0)
-                ptx.warp_barrier()
-                if lane == 0:
-                    ptx.mbarrier_arrive(u32(full + STAGES * 8))
-                high = added(high, c, s)
+                low, high = through(low, high, stage, u32(full + STAGES * 8), group, lane)
                 slot = u32(slot + 1)
                 if slot == STAGES:
                     slot, parity = u32(0), u32(parity ^ 1)
-            to, column = u32(tile % m_tiles * TILE + row), u32((tile // m_tiles * 2 + group) * TILE)
-            low, high = scaled(low, x_scale, to, rows), scaled(high, x_scale, u32(to + 64), rows)
+            if scaled_blocks:
+                low, high = scaled(low, x_scale, to, rows), scaled(high, x_scale, u32(to + 64), rows)
+            else:
+                s = factors(w_scale, min(column, u32((n_tiles - 1) * TILE)), lane)
+                low, high = times(low, s), times(high, s)
             if gated:
                 write_gated(out, low, to, column, rows, width, lane)
                 write_gated(out, high, u32(to + 64), column, rows, width, lane)
@@ -259,7 +300,7 @@ def build(out_format, gated):
                 fetch(ring, bars, x, w, w_scale, m_tiles, n_tiles, deep, lane)
         else:
             registers_up(MANY)
-            multiply(ring, bars, x_scale, out, m_tiles, n_tiles, rows, width, deep, lane, warp)
+            multiply(ring, bars, x_scale, w_scale, out, m_tiles, n_tiles, rows, width, deep, lane, warp)
     return gemm_sm90a
 
 
@@ -271,16 +312,20 @@ def launch(stream, x, x_scale, w, w_scale, out, blocks, gated=False):
     if n % (TILE if gated else 8) or not n or not deep or blocks < 1:
         raise ValueError(f"out must be [M, N] with N a multiple of 8, gated [M, N / 2] with N one of 128, x have inputs and "
                          f"blocks be positive, got {tuple(out.shape)}, gated={gated}, {tuple(x.shape)} and {blocks}")
-    for name, array, dtype, shape in (("x", x, np.uint8, (m_tiles, deep, TILE, TILE)),
-                                      ("w", w, np.uint8, (n_tiles, deep, TILE, TILE)),
-                                      ("x_scale", x_scale, np.float32, (m_tiles * TILE,)),
-                                      ("w_scale", w_scale, np.float32, (deep, n_tiles * TILE))):
+    format, row = format_of("x", x, "e4m3", "f16"), TILE // x.dtype.itemsize
+    given = [("x", x, x.dtype, (m_tiles, deep, TILE, row)), ("w", w, x.dtype, (n_tiles, deep, TILE, row)),
+             ("w_scale", w_scale, np.float32, (deep if format == "e4m3" else 1, n_tiles * TILE))]
+    if format == "e4m3":
+        given.append(("x_scale", x_scale, np.float32, (m_tiles * TILE,)))
+    elif x_scale is not None:
+        raise ValueError("x in f16 has no scale: x_scale must be None")
+    for name, array, dtype, shape in given:
         if tuple(array.shape) != shape or array.dtype != dtype:
             raise ValueError(f"{name} must be {np.dtype(dtype)} {shape}, got {array.dtype} {tuple(array.shape)}")
     out_format = format_of("out", out, *(("f16", "bf16") if gated else ("f32", "f16", "bf16")))
     if rows:
-        stream.launch(build(out_format, bool(gated)), min(blocks, m_tiles * -(-n_tiles // GROUPS)), x, x_scale, w, w_scale,
-                      out, rows, n, width, deep)
+        stream.launch(build(format, out_format, bool(gated)), min(blocks, m_tiles * -(-n_tiles // GROUPS)), x,
+                      0 if x_scale is None else x_scale, w, w_scale, out, rows, n, width, deep)
 
 
 CASES = (
@@ -289,23 +334,30 @@ CASES = (
     dict(m=70, n=384, k=256, blocks=2, out="f16", gated=True),
     dict(m=1, n=8, k=128, out="bf16"),
     dict(m=0, n=128, k=128),
+    dict(m=200, n=136, k=256, blocks=1, x="f16"),                      # ragged; tiles of one block follow each other
+    dict(m=70, n=384, k=256, blocks=2, out="f16", gated=True, x="f16"),
 )
 
 
-def make(rng, m=4096, n=5120, k=5120, out="f32", blocks=132, gated=False):
-    """Normal values in e4m3, scales between 1/2 and 2; for a gated product smaller ones of x."""
+def make(rng, m=4096, n=5120, k=5120, out="f32", blocks=132, gated=False, x="e4m3"):
+    """Normal values, scales between 1/2 and 2; for a gated product smaller ones."""
+    narrow, row = x == "e4m3", TILE if x == "e4m3" else F16_WIDTH
+
     def tiles(rows):
-        return arrange(numerics.E4M3.encode(rng.standard_normal((rows, k)).astype(np.float32)))
+        values = rng.standard_normal((rows, k)).astype(np.float32)
+        return arrange(numerics.E4M3.encode(values) if narrow else values.astype(np.float16), row)
 
     def scales(*shape):
         return rng.uniform(0.5, 2, shape).astype(np.float32)
-    x, w, x_scale = tiles(m), tiles(n), scales(-(-m // TILE) * TILE)
-    w_scale = scales(k // TILE, -(-n // TILE) * TILE)
-    return dict(x=x, x_scale=x_scale * np.float32(GATED if gated else 1), w=w, w_scale=w_scale, blocks=blocks, gated=gated,
+    x_tiles, w, by = tiles(m), tiles(n), np.float32(GATED[x] if gated else 1)
+    x_scale = scales(-(-m // TILE) * TILE) * by if narrow else None
+    w_scale = scales(k // TILE if narrow else 1, -(-n // TILE) * TILE)
+    return dict(x=x_tiles, x_scale=x_scale, w=w, w_scale=w_scale if narrow else w_scale * by, blocks=blocks, gated=gated,
                 out=np.empty((m, n // 2 if gated else n), {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[out]))
 
 
-def cost(m=4096, n=5120, k=5120, out="f32", blocks=132, gated=False):
+def cost(m=4096, n=5120, k=5120, out="f32", blocks=132, gated=False, x="e4m3"):
     """Bytes that must move, and float operations."""
-    moved = m * (k + 4) + n * (k + k // TILE * 4) + m * n // (2 if gated else 1) * (4 if out == "f32" else 2)
+    moved = m * n // (2 if gated else 1) * (4 if out == "f32" else 2)
+    moved += m * (k + 4) + n * (k + k // TILE * 4) if x == "e4m3" else 2 * (m + n) * k + 4 * n
     return dict(bytes=moved if m else 0, flops=2 * m * n * k)
