@@ -18,7 +18,7 @@ import functools
 import numpy as np
 
 from . import octet, ptx, reduce
-from .build import kernel
+from .build import device, kernel
 from .octet import format_of
 from .parity import Output
 from .ptx import f32, u64
@@ -41,29 +41,30 @@ def ref(hidden, delta, weight, eps):
     return dict(hidden=h, out=h / np.sqrt((h * h).mean(-1, keepdims=True) + eps) * (1 + real(weight)))
 
 
-@functools.cache
-def build(d, hidden_format, delta_format, weight_format, out_format):
-    """The kernel for rows of d elements; delta_format is None to add nothing."""
+def rows(d, hidden_format, delta_format, weight_format):
+    """(threads of a block, octets of each, inside, read): how a block holds a row of d elements and normalises it."""
     octets = d // octet.SIZE
     per_thread = -(-octets // MAX_THREADS)
     warps = -(-octets // (32 * per_thread))
     threads = 32 * warps
-    exact = octets == threads * per_thread
-    add = delta_format is not None
-    load_hidden, load_weight = octet.load(hidden_format), octet.load(weight_format)
-    load_delta = octet.load(delta_format) if add else load_hidden
-    store_hidden, store_out = octet.store(hidden_format), octet.store(out_format)
+    exact, add = octets == threads * per_thread, delta_format is not None
+    load, load_weight, load_delta = (octet.load(f or "f32") for f in (hidden_format, weight_format, delta_format))
 
-    @kernel(threads=threads)
-    def rmsnorm(hidden: u64, delta: u64, weight: u64, out: u64, eps: f32):
-        first = ptx.block_x() * octets                            # the row's first octet
+    @device
+    def inside(k):
+        """Whether a thread's k-th octet is the row's: threads beyond a ragged row's end repeat its last one, count it as zero
+        and store nothing."""
+        return exact or ptx.thread_x() + k * threads < octets
+
+    @device
+    def read(hidden, delta, weight, first, eps):
+        """(places of a thread's octets in the row that begins at octet `first`; hidden + delta there; that, normalised)."""
         t = ptx.thread_x()
-        # threads beyond a ragged row's end repeat its last octet, count it as zero and store nothing
         mine = tuple(t + k * threads if exact else min(t + k * threads, octets - 1) for k in static_range(per_thread))
         ptx.launch_dependents()
         gain = tuple(load_weight(weight, mine[k]) for k in static_range(per_thread))     # now: not after the barrier
         ptx.wait_dependencies()
-        row = tuple(load_hidden(hidden, first + mine[k]) for k in static_range(per_thread))
+        row = tuple(load(hidden, first + mine[k]) for k in static_range(per_thread))
         if add:
             more = tuple(load_delta(delta, first + mine[k]) for k in static_range(per_thread))
             row = tuple(tuple(row[k][j] + more[k][j] for j in static_range(8)) for k in static_range(per_thread))
@@ -72,12 +73,27 @@ def build(d, hidden_format, delta_format, weight_format, out_format):
             squares = 0.0
             for j in static_range(8):
                 squares = ptx.fma(row[k][j], row[k][j], squares)
-            total += squares if exact or t + k * threads < octets else 0.0
+            total += squares if inside(k) else 0.0
         scale = ptx.rsqrt(reduce.block_sum(total, warps) * (1.0 / d) + eps)
+        return mine, row, tuple(tuple(row[k][j] * scale * (1.0 + gain[k][j]) for j in static_range(8))
+                                for k in static_range(per_thread))
+    return threads, per_thread, inside, read
+
+
+@functools.cache
+def build(d, hidden_format, delta_format, weight_format, out_format):
+    """The kernel for rows of d elements; delta_format is None to add nothing."""
+    threads, per_thread, inside, read = rows(d, hidden_format, delta_format, weight_format)
+    octets, add = d // octet.SIZE, delta_format is not None
+    store_hidden, store_out = octet.store(hidden_format), octet.store(out_format)
+
+    @kernel(threads=threads)
+    def rmsnorm(hidden: u64, delta: u64, weight: u64, out: u64, eps: f32):
+        first = ptx.block_x() * octets                            # the row's first octet
+        mine, row, normal = read(hidden, delta, weight, first, eps)
         for k in static_range(per_thread):
-            if exact or t + k * threads < octets:
-                normal = tuple(row[k][j] * scale * (1.0 + gain[k][j]) for j in static_range(8))
-                store_out(out, first + mine[k], normal)
+            if inside(k):
+                store_out(out, first + mine[k], normal[k])
                 if add:
                     store_hidden(hidden, first + mine[k], row[k])
     return rmsnorm

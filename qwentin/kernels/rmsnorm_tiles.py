@@ -19,7 +19,6 @@ from .build import kernel
 from .octet import format_of
 from .parity import Output
 from .ptx import f32, u64
-from .rmsnorm import MAX_THREADS
 from .tile_store import LARGEST, TILE
 from .unroll import static_range
 
@@ -37,45 +36,25 @@ def ref(hidden, delta, weight, eps):
 @functools.cache
 def build(d, delta_format):
     """The kernel for rows of d elements; delta_format is None to add nothing."""
-    octets = d // octet.SIZE
-    per_thread = -(-octets // MAX_THREADS)
-    warps = -(-octets // (32 * per_thread))
-    threads, add = 32 * warps, delta_format is not None
-    exact = octets == threads * per_thread
-    load, store, load_delta = octet.load("f32"), octet.store("f32"), octet.load(delta_format or "f32")
+    threads, per_thread, inside, read = rmsnorm.rows(d, "f32", delta_format, "f32")
+    octets, add, store = d // octet.SIZE, delta_format is not None, octet.store("f32")
 
     @kernel(threads=threads)
     def rmsnorm_tiles(hidden: u64, delta: u64, weight: u64, tiles: u64, scale: u64, eps: f32):
-        t, token = ptx.thread_x(), ptx.block_x()
+        token = ptx.block_x()
         first = token * octets
-        # threads beyond a ragged row's end repeat its last octet, count it as zero and store nothing
-        mine = tuple(t + k * threads if exact else min(t + k * threads, octets - 1) for k in static_range(per_thread))
-        ptx.launch_dependents()
-        gain = tuple(load(weight, mine[k]) for k in static_range(per_thread))
-        ptx.wait_dependencies()
-        row = tuple(load(hidden, first + mine[k]) for k in static_range(per_thread))
-        if add:
-            more = tuple(load_delta(delta, first + mine[k]) for k in static_range(per_thread))
-            row = tuple(tuple(row[k][j] + more[k][j] for j in static_range(8)) for k in static_range(per_thread))
-        total = 0.0
-        for k in static_range(per_thread):
-            squares = 0.0
-            for j in static_range(8):
-                squares = ptx.fma(row[k][j], row[k][j], squares)
-            total += squares if exact or t + k * threads < octets else 0.0
-        factor = ptx.rsqrt(reduce.block_sum(total, warps) * (1.0 / d) + eps)
-        x = tuple(tuple(row[k][j] * factor * (1.0 + gain[k][j]) for j in static_range(8)) for k in static_range(per_thread))
+        mine, row, x = read(hidden, delta, weight, first, eps)
         top = 0.0
         for k in static_range(per_thread):
             top = ptx.maximum(top, tile_store.largest(x[k]))
-        top = reduce.block_max(top, warps)
+        top = reduce.block_max(top, threads // 32)
         inverse = ptx.select(top > 0.0, LARGEST * ptx.reciprocal(top), 0.0)
         for k in static_range(per_thread):
-            if exact or t + k * threads < octets:
+            if inside(k):
                 tile_store.put(tiles, token, mine[k], tile_store.coded(x[k], inverse), octets // tile_store.OCTETS)
                 if add:
                     store(hidden, first + mine[k], row[k])
-        if t == 0:
+        if ptx.thread_x() == 0:
             ptx.store_f32(scale + token * 4, ptx.select(top > 0.0, top * (1.0 / LARGEST), 1.0))
     return rmsnorm_tiles
 
