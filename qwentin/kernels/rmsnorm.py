@@ -52,8 +52,8 @@ def rows(d, hidden_format, delta_format, weight_format):
 
     @device
     def inside(k):
-        """Whether a thread's k-th octet is the row's: threads beyond a ragged row's end repeat its last one, count it as zero
-        and store nothing."""
+        """Whether a thread's k-th octet is the row's. Threads beyond a ragged row's end repeat its last octet, count it as
+        zero and store nothing."""
         return exact or ptx.thread_x() + k * threads < octets
 
     @device
