@@ -335,7 +335,7 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
                 ptx.warp_barrier()
                 if lane == 0:
                     ptx.mbarrier_arrive(u32(bar + depth * 8))
-                last = bar == bars + (depth - 1) * 8
+                last = bar == u32(bars + (depth - 1) * 8)
                 step = ptx.select(last, u32(round_again), u32(stage))        # added up: the compiler would make it anew
                 here = (u32(here[0] + step), u32(here[1] + step), u32(here[2] + step), u32(here[3] + step))
                 bar, parity = ptx.select(last, bars, u32(bar + 8)), u32(parity ^ u32(last))
