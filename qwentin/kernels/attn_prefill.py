@@ -93,6 +93,42 @@ def quad_sum(x):
     return x + ptx.shuffle_xor_f32(x, 2)
 
 
+def ending(per, v_format, gate_format, out_format, split):
+    """Device function: what a lane found for lines `line` and line + 8, to `out`, divided and gated, or to the workspace for
+    attn_combine. o: fragments [32] of 8 dims, placed as those of values are."""
+    NEAR, FAR = kv_tile.dims_of(v_format)
+    store, store_dims, PLAIN = store_gated(gate_format, out_format), kv_tile.store_dims(v_format), v_format == "bf16"
+
+    @lineless_device
+    def write(out, qkv, x, y, e, f, gate, to):
+        """16 dims of output tiles x and y, times f."""
+        a, b, c, d = x[e * 2] * f, x[e * 2 + 1] * f, y[e * 2] * f, y[e * 2 + 1] * f
+        store(qkv, out, gate, to, a, b if PLAIN else c)
+        store(qkv, out, gate + FAR, to + FAR, c if PLAIN else b, d)
+
+    @lineless_device
+    def end(o, low, high, low_sum, high_sum, line, lines, t, group, groups, share, splits, workspace_lines, scale, v_scale,
+            qkv, out, partial, stats):
+        heads, first = u32(groups * per), u32(u32(group * (splits + 1) + share) * workspace_lines)
+        for e in static_range(2):
+            p, total = u32(line + e * 8), high_sum if e else low_sum
+            if p < lines:
+                if split:
+                    to = u64(u32(first + p))
+                    for i in static_range(16):
+                        x, y = o[2 * i], o[2 * i + 1]
+                        store_dims(partial + to * (HEAD * 4), i, t, x[e * 2], x[e * 2 + 1], y[e * 2], y[e * 2 + 1])
+                    if t == 0:
+                        ptx.store_f32x2(stats + to * 8, ((high if e else low) * scale, total))
+                else:
+                    row, head, f = u32(p // per), u32(group * per + p % per), v_scale * ptx.reciprocal(total)
+                    to = (u64(row) * heads + head) * HEAD + t * NEAR
+                    gate = (u64(row) * (heads + groups) * 2 + head * 2 + 1) * HEAD + t * NEAR
+                    for i in static_range(16):
+                        write(out, qkv, o[2 * i], o[2 * i + 1], e, f, gate + i * 16, to + i * 16)
+    return end
+
+
 @functools.cache
 def build(per, k_format, v_format, gate_format, out_format, split):
     """The kernel for `per` query heads a key head. split: what a block finds goes to the workspace."""
@@ -103,11 +139,11 @@ def build(per, k_format, v_format, gate_format, out_format, split):
     SHARED = VALUES_AT + KEYS * kv_tile.row_bytes(v_format)
     K_STEPS = kv_tile.ELEMENTS[k_format] // 4             # k-steps in four chunks of a key
     V_TILES = kv_tile.ELEMENTS[v_format] // 4             # tiles of 8 dims in two chunks of a value
-    PLAIN_KEYS, PLAIN_VALUES = k_format == "bf16", v_format == "bf16"
+    PLAIN_KEYS = k_format == "bf16"
     copy_keys, copy_values = kv_tile.copy(k_format, KEYS, THREADS), kv_tile.copy(v_format, KEYS, THREADS)
     key_fragments, value_fragments = kv_tile.key_fragments(k_format), kv_tile.value_fragments(v_format)
     mma_k, mma_v, pack = kv_tile.mma(k_format), kv_tile.mma(v_format), kv_tile.pack(v_format)
-    store = store_gated(gate_format, out_format)
+    end = ending(per, v_format, gate_format, out_format, split)
 
     @lineless_device
     def load_queries(queries, q, first, lines, group, heads, thread):
@@ -172,44 +208,6 @@ def build(per, k_format, v_format, gate_format, out_format, split):
             o = tuple(mma_v(a, v[e // V_TILES][e % V_TILES], o[e]) for e in static_range(32))
         return o
 
-    @lineless_device
-    def write(out, qkv, o, low, high, line, lines, group, groups, t):
-        """Lines `line` and line + 8, by their factors, gated."""
-        heads = u32(groups * per)
-        for e in static_range(2):
-            p = u32(line + e * 8)
-            if p < lines:
-                row, head = u32(p // per), u32(group * per + p % per)
-                to, gate = (u64(row) * heads + head) * HEAD, (u64(row) * (heads + groups) * 2 + head * 2 + 1) * HEAD
-                f = high if e else low
-                for i in static_range(16):
-                    x, y = o[2 * i], o[2 * i + 1]
-                    if PLAIN_VALUES:
-                        d = u32(i * 16 + t * 2)
-                        store(qkv, out, gate + d, to + d, x[e * 2] * f, x[e * 2 + 1] * f)
-                        store(qkv, out, gate + d + 8, to + d + 8, y[e * 2] * f, y[e * 2 + 1] * f)
-                    else:
-                        d = u32(i * 16 + t * 4)
-                        store(qkv, out, gate + d, to + d, x[e * 2] * f, y[e * 2] * f)
-                        store(qkv, out, gate + d + 2, to + d + 2, x[e * 2 + 1] * f, y[e * 2 + 1] * f)
-
-    @lineless_device
-    def leave(partial, stats, o, low, high, low_sum, high_sum, line, left, t):
-        """What was found for lines `line` and line + 8, for attn_combine. left: lines from here on."""
-        for e in static_range(2):
-            if e * 8 < left:
-                p = u64(line + e * 8)
-                to = partial + p * (HEAD * 4)
-                for i in static_range(16):
-                    x, y = o[2 * i], o[2 * i + 1]
-                    if PLAIN_VALUES:
-                        ptx.store_f32x2(to + (i * 16 + t * 2) * 4, (x[e * 2], x[e * 2 + 1]))
-                        ptx.store_f32x2(to + (i * 16 + t * 2 + 8) * 4, (y[e * 2], y[e * 2 + 1]))
-                    else:
-                        ptx.store_f32x4(to + (i * 16 + t * 4) * 4, (x[e * 2], y[e * 2], x[e * 2 + 1], y[e * 2 + 1]))
-                if t == 0:
-                    ptx.store_f32x2(stats + p * 8, (high, high_sum) if e else (low, low_sum))
-
     @kernel(threads=THREADS, shared=SHARED)
     def attn_prefill(q: u64, qkv: u64, k_pages: u64, v_pages: u64, pages: u64, span: u64, out: u64, partial: u64,
                      stats: u64, splits: u32, workspace_lines: u32, scale: f32, v_scale: f32):
@@ -271,14 +269,8 @@ def build(per, k_format, v_format, gate_format, out_format, split):
                 low_sum, high_sum = low_sum + (p[n][0] + p[n][1]), high_sum + (p[n][2] + p[n][3])
             o = summed(o, p, values, lane)
             i = u32(i + 1)
-        low_sum, high_sum = quad_sum(low_sum), quad_sum(high_sum)
-        if split:
-            if line < lines:
-                leave(partial, stats, o, low * scale, high * scale, low_sum, high_sum,
-                      u32(u32(group * (splits + 1) + share) * workspace_lines + line), u32(lines - line), t)
-        else:
-            write(out, qkv, o, v_scale * ptx.reciprocal(low_sum), v_scale * ptx.reciprocal(high_sum), line, lines, group,
-                  groups, t)
+        end(o, low, high, quad_sum(low_sum), quad_sum(high_sum), line, lines, t, group, groups, share, splits,
+            workspace_lines, scale, v_scale, qkv, out, partial, stats)
     return attn_prefill
 
 

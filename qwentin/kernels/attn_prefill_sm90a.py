@@ -23,10 +23,9 @@ from numba import cuda
 from numba.cuda import types
 
 from . import attn_prefill, kv_tile, ptx, shares
-from .attn_prefill import (LINES, OUTPUTS, SCRATCH, UNIT, check, cost, make, quad_max,                      # noqa: F401
+from .attn_prefill import (LINES, OUTPUTS, SCRATCH, UNIT, check, cost, ending, make, quad_max,              # noqa: F401
                            quad_sum, queue, ref, splits_for)
 from .build import kernel, lineless_device
-from .gate import store_gated
 from .kv_pieces import COLUMN, DEPTH, KEYS, PIECE, arrive, fetch_bf16, fetch_e4m3, onward
 from .kv_tile import HEAD
 from .octet import format_of
@@ -75,7 +74,8 @@ def largest(s, low, high):
 def build(per, format, gate_format, out_format, split):
     """The kernel for `per` query heads a key head. split: what a block finds goes to the workspace."""
     KIND, TAKES, GIVES = kv_tile.MATRIX[format], UP[format], DOWN[format]
-    pack, store = kv_tile.pack(format), store_gated(gate_format, out_format)
+    pack = kv_tile.pack(format)
+    end = ending(per, "bf16", gate_format, out_format, split)               # widened values come in the plain order
     fetch, WIDENED = fetch_bf16 if format == "bf16" else fetch_e4m3, format == "e4m3"
     first_step, step, add = wgmma(KEYS, KIND, KIND, fresh=True), wgmma(KEYS, KIND, KIND), wgmma(
         HEAD, KIND, KIND, a_in_registers=True, b_by_k=True)
@@ -157,31 +157,6 @@ def build(per, format, gate_format, out_format, split):
             tile = u32(tile + 1)
         return o, low, high, quad_sum(low_sum), quad_sum(high_sum)
 
-    @lineless_device
-    def write(out, qkv, o, low, high, line, lines, group, groups, t):
-        """Lines `line` and line + 8, by their factors, gated."""
-        heads = u32(groups * per)
-        for e in static_range(2):
-            p = u32(line + e * 8)
-            if p < lines:
-                row, head = u32(p // per), u32(group * per + p % per)
-                to = (u64(row) * heads + head) * HEAD + t * 2
-                gate = (u64(row) * (heads + groups) * 2 + head * 2 + 1) * HEAD + t * 2
-                f = high if e else low
-                for j in static_range(SUMS // 4):
-                    store(qkv, out, gate + j * 8, to + j * 8, o[4 * j + 2 * e] * f, o[4 * j + 2 * e + 1] * f)
-
-    @lineless_device
-    def leave(partial, stats, o, low, high, low_sum, high_sum, line, left, t):
-        """What was found for lines `line` and line + 8, for attn_combine. left: lines from here on."""
-        for e in static_range(2):
-            if e * 8 < left:
-                p = u64(line + e * 8)
-                for j in static_range(SUMS // 4):
-                    ptx.store_f32x2(partial + p * (HEAD * 4) + (j * 8 + t * 2) * 4, (o[4 * j + 2 * e], o[4 * j + 2 * e + 1]))
-                if t == 0:
-                    ptx.store_f32x2(stats + p * 8, (high, high_sum) if e else (low, low_sum))
-
     @kernel(threads=THREADS, shared=SHARED, whole=True)              # for setmaxnreg
     def attn_prefill_sm90a(q: u64, qkv: u64, k_pages: u64, v_pages: u64, pages: u64, span: u64, out: u64, partial: u64,
                            stats: u64, splits: u32, workspace_lines: u32, scale: f32, v_scale: f32):
@@ -229,13 +204,9 @@ def build(per, format, gate_format, out_format, split):
             low_last, high_last = u32(length + line // per), u32(length + (line + 8) // per)
             o, low, high, low_sum, high_sum = attended(mine, ring, bars, tile, stop, whole, low_last, high_last, scale,
                                                        lane)
-            if split:
-                if line < lines:
-                    leave(partial, stats, o, low * scale, high * scale, low_sum, high_sum,
-                          u32(u32(group * (splits + 1) + share) * workspace_lines + line), u32(lines - line), t)
-            else:
-                write(out, qkv, o, v_scale * ptx.reciprocal(low_sum), v_scale * ptx.reciprocal(high_sum), line, lines, group,
-                      groups, t)
+            end(tuple((o[4 * j], o[4 * j + 1], o[4 * j + 2], o[4 * j + 3]) for j in static_range(SUMS // 4)), low, high,
+                low_sum, high_sum, line, lines, t, group, groups, share, splits, workspace_lines, scale, v_scale, qkv, out,
+                partial, stats)
     return attn_prefill_sm90a
 
 
