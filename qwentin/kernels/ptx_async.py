@@ -38,10 +38,10 @@ copy_arrive = instruction("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [<bar>
 
 # ---- bulk copies: 16-byte aligned, `bytes` a multiple of 16
 bulk_load = instruction(
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [<to>], [<source>], <bytes>, [<bar>];",
+    "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [<to>], [<source>], <bytes>, [<bar>];",
     inputs=dict(to=u32, source=u64, bytes=u32, bar=u32), effect=MEMORY)
 bulk_load_hint = instruction(
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+    "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes.L2::cache_hint "
     "[<to>], [<source>], <bytes>, [<bar>], <policy>;",
     inputs=dict(to=u32, source=u64, bytes=u32, bar=u32, policy=u64), effect=MEMORY)
 evict_first = instruction("createpolicy.fractional.L2::evict_first.b64 <d>, 1.0;", dict(d=u64), effect=MEMORY)
