@@ -67,7 +67,7 @@ def product(packing, row_groups):
     bits, block, code_bytes, tile_bytes = packing.codes.bits, packing.block, packing.code_bytes, packing.tile_bytes
     sums, eight, six = TILES * row_groups, bits == 8, bits == 6
     mma = ptx.mma_e5m2_e4m3 if bits == 4 else ptx.mma_e4m3_e4m3
-    made, joined = (None, None) if eight else (registers.registers_of(bits), registers.bytes_of(bits))
+    fragment = None if eight else registers.fragment_of(bits)
 
     @lineless_device
     def start(tile, x, lane):
@@ -97,10 +97,8 @@ def product(packing, row_groups):
             xs = tuple(ptx.shared_x2(u32(x_lane + ((b ^ (g & 3)) * 32) + j * 1024)) for j in static_range(row_groups))
             a = words
             if not eight:
-                w = tuple(made((words[e][b % 2 * 2], words[e][b % 2 * 2 + 1], highs[e][b] if six else u32(0)))
+                a = tuple(fragment((words[e][b % 2 * 2], words[e][b % 2 * 2 + 1], highs[e][b] if six else u32(0)))
                           for e in static_range(TILES))
-                a = tuple(tuple(joined(w[e][i % 2 * 4 + i // 2 * 2], w[e][i % 2 * 4 + i // 2 * 2 + 1])
-                                for i in static_range(4)) for e in static_range(TILES))
             c = tuple(mma(a[e // row_groups], xs[e % row_groups], c[e], row[e // row_groups], b, 0,
                           column[e % row_groups], b, 0) for e in static_range(sums))
         if block == 32:

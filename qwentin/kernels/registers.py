@@ -55,6 +55,18 @@ def bytes_of(bits):
 
 
 @functools.cache
+def fragment_of(bits):
+    """Device function: a group's words -> its four operands of an 8-bit m16n8k32, rows 2g, 2g + 1 by halves s."""
+    made, joined = registers_of(bits), bytes_of(bits)
+
+    @lineless_device
+    def fragment(words):
+        w = made(words)
+        return tuple(joined(w[i % 2 * 4 + i // 2 * 2], w[i % 2 * 4 + i // 2 * 2 + 1]) for i in static_range(4))
+    return fragment
+
+
+@functools.cache
 def words_of(bits):
     """Device function: a group's eight registers -> its words."""
     rows, count = plan(RULES[bits]), RULES[bits].words
