@@ -41,7 +41,8 @@ class Group:
         self.copies = Copies(self, self.access, self.mbarriers)
         self.carry = np.zeros(self.threads.count, bool)
         self.loaded_params = {}
-        self.registers = [np.zeros(self.threads.count, t) for t in program.register_types]
+        zeros = {t: np.zeros(self.threads.count, t) for t in set(program.register_types)}
+        self.registers = [zeros[t] for t in program.register_types]      # arrays are replaced, never written (compile.py)
 
     # ---- what generated code calls
     def full(self, x):

@@ -80,24 +80,28 @@ class Matrix:
     def mma(self, kinds, a, b, c, half_result, scale, mask, at):
         """D = A B + C. kinds: element types of A and B; scale: None, or what `scaled` takes."""
         warps = self.warps.whole(mask, at)
-        A, B = fragment_a(self.stacked(a), kinds[0]), fragment_b(self.stacked(b), kinds[1])
+        A, B = fragment_a(self.of_warps(a, warps), kinds[0]), fragment_b(self.of_warps(b, warps), kinds[1])
         if scale:
             A, B = self.scaled(A, B, *scale, warps, at)
-        c = self.stacked(c)
+        old, n = self.of_warps(c, warps), len(warps)
         if half_result:                                                  # two halves a register
-            c = c.view(f2)
-        C = c.reshape(-1, 8, 4, 2, 2).transpose(0, 3, 1, 2, 4).reshape(-1, 16, 8)
-        D = np.matmul(A, B) + C
-        D = D.reshape(-1, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3)          # row half, column of pair, warp, g, q
+            old = [x.view(f2)[..., i::2] for x in map(np.ascontiguousarray, old) for i in range(2)]
+        C = np.empty((n, 2, 8, 4, 2))                                    # warp, row half, g, q, column of pair
+        for i, x in enumerate(old):
+            C[:, i // 2, :, :, i % 2] = x.reshape(n, 8, 4)
+        D = (np.matmul(A, B) + C.reshape(n, 16, 8)).reshape(C.shape)
         if half_result:
-            pairs = D.astype(f2).transpose(0, 2, 3, 4, 1)
-            return list(np.ascontiguousarray(pairs).view(u4).reshape(2, self.threads.count))
-        return list(D.astype(f4).reshape(4, self.threads.count))
+            new = [np.ascontiguousarray(D[:, i].astype(f2)).view(u4) for i in range(2)]
+        else:
+            new = [D[:, i // 2, :, :, i % 2].astype(f4) for i in range(4)]
+        out = np.zeros((len(new), self.threads.count // WARP, WARP), new[0].dtype)
+        for i, x in enumerate(new):
+            out[i, warps] = x.reshape(n, WARP)
+        return list(out.reshape(len(new), -1))
 
-    def stacked(self, registers):
-        """[warps, 32, n] of n registers."""
-        full = [np.broadcast_to(r, (self.threads.count,)) for r in registers]
-        return np.stack(full, 1).reshape(-1, WARP, len(full))
+    def of_warps(self, registers, warps):
+        """Registers as [warps, 32], of some warps."""
+        return [np.broadcast_to(r, (self.threads.count,)).reshape(-1, WARP)[warps] for r in registers]
 
     def scaled(self, A, B, chunks, kind, scale_a, select_a, scale_b, select_b, warps, at):
         """A and B times their scales. select: (byte-id, thread-id), constants of the warp."""
@@ -127,14 +131,17 @@ class Matrix:
         return int(values[0])
 
 
-def fragment_a(words, kind):
-    """A [warps, 16, k] of registers [warps, 32, 4]; see the module's picture."""
-    x = decode(words.reshape(-1, 8, 4, 4, 1), kind)                      # warp, g, q, register, element
-    e = x.shape[-1]
-    return x.reshape(-1, 8, 4, 2, 2, e).transpose(0, 4, 1, 3, 2, 5).reshape(-1, 16, 8 * e)
+def fragment_a(registers, kind):
+    """A [warps, 16, k] of four registers [warps, 32]; see the module's picture."""
+    words = np.empty((len(registers[0]), 2, 8, 2, 4), u4)                # warp, row half, g, half of k, q
+    for i, x in enumerate(registers):
+        words[:, i % 2, :, i // 2] = x.reshape(-1, 8, 4)
+    return decode(words.reshape(-1, 16, 8), kind)
 
 
-def fragment_b(words, kind):
-    """B [warps, k, 8] of registers [warps, 32, 2]."""
-    x = decode(words.reshape(-1, 8, 4, 2, 1), kind)
-    return x.transpose(0, 3, 2, 4, 1).reshape(len(x), -1, 8)
+def fragment_b(registers, kind):
+    """B [warps, k, 8] of two registers [warps, 32]."""
+    words = np.empty((len(registers[0]), 8, 2, 4), u4)                   # warp, g, half of k, q
+    for i, x in enumerate(registers):
+        words[:, :, i] = x.reshape(-1, 8, 4)
+    return decode(words.reshape(-1, 8, 8), kind).swapaxes(1, 2)

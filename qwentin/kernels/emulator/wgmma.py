@@ -98,8 +98,8 @@ class Wgmma:
             first = g * WARPGROUP
             mine = slice(first, first + WARPGROUP)
             if isinstance(a, list):
-                words = np.stack([np.broadcast_to(x, (self.threads.count,))[mine] for x in a], 1)
-                A = fragment_a(words.reshape(4, 32, 4), kinds[1]).reshape(64, k)
+                words = [np.broadcast_to(x, (self.threads.count,))[mine].reshape(4, 32) for x in a]
+                A = fragment_a(words, kinds[1]).reshape(64, k)
                 granules = np.zeros(0, int)
             else:
                 A, granules = self.operand(a, 64, k, kinds[1], mn_major[0], first, at)
