@@ -1,13 +1,14 @@
 """Prefill of the CUDA tower on a GPU: tokens a second of cold prompts, where a chunk's time goes, and memory as planned.
 
-    python bench/prefill_cuda.py --shape 27b --synthetic [--weights fp6] [--kv e4m3] [--layers N] [--tokens 512 4096]
+    python bench/prefill_cuda.py --shape 27b --synthetic [--weights fp6] [--format f16] [--kv e4m3] [--tokens 512 4096]
 
 Weights are synthetic (bench/synthetic.py); states begin at zero, as they do. First a check: a short prompt wide and in
 rounds of 32 on the same tower of --check layers, and a decode step behind each; products of e4m3 activations err 2.6 % of
-their size in the root mean square (3 bits of mantissa, rounded: 2^-3 / sqrt 12, over 1.4 for a mean mantissa), and a layer
-has four of them behind one another. Then, per number of tokens, the median of cold prefills, host time included, logits of
-the last row on the host. The kernel table times each kernel's launches of one chunk in a graph of their own, beside what its
-bytes take at the streaming rate or its products at the peak of e4m3. Prints tables, then one JSON line.
+their size in the root mean square (3 bits of mantissa, rounded: 2^-3 / sqrt 12, over 1.4 for a mean mantissa), of f16 ones
+2^-7 times as much, and a layer has four of them behind one another. Then, per number of tokens, the median of cold prefills,
+host time included, logits of the last row on the host. The kernel table times each kernel's launches of one chunk in a graph
+of their own, beside what its bytes take at the streaming rate or its products at the peak of their format. Prints tables,
+then one JSON line.
 """
 import argparse
 import collections
@@ -31,9 +32,9 @@ from qwentin.model.wide import SIZES, Wide, chunks
 from qwentin.step import Rows, pack
 from synthetic import SHAPES, SyntheticSource, config_of
 
-PEAK = 1979e12              # e4m3 products of an H200
+PEAK = 1979e12              # products of bytes on an H200; of 16 bits half
 LONG = 65536                # tokens: longer prompts come last
-WORST = 0.25                # relative error of a few layers; a wrong formula errs by 1
+WORST = {"e4m3": 0.25, "f16": 0.02}     # relative error of a few layers; a wrong formula errs by 1
 CARD = dict(chip="sm_90a", multiprocessors=132, shared=227 << 10)
 
 
@@ -63,7 +64,8 @@ def compile_ahead(options):
     """Machine code of all that will be launched, made by as many processes as there are cores and kept on the disk."""
     backend = Imagined()
     config = config_of(options.shape, 4)
-    tower = CudaTower(config, SyntheticSource(config, backend, options.weights), 16, 1, kv=options.kv, active=1, wide=512)
+    tower = CudaTower(config, SyntheticSource(config, backend, options.weights), 16, 1, kv=options.kv, active=1, wide=512,
+                      prefill=options.format)
     for what in (lambda: tower.forward(prompt(tower, 300, 0, hidden=True)), lambda: in_rounds(tower, prompt(tower, 300, 0)),
                  lambda: tower.forward(prompt(tower, 1, 300)), lambda: tower.forward(prompt(tower, 2, 301)),
                  lambda: tower.settle(0)):
@@ -109,7 +111,8 @@ def agree(options, device, rng):
     """A prompt wide and in rounds, and a decode step behind each: relative errors of hiddens, keys, states."""
     config = config_of(options.shape, options.check)
     backend = GpuBackend(device)
-    tower = CudaTower(config, SyntheticSource(config, backend, options.weights), 8, 1, kv=options.kv, active=1, wide=512)
+    tower = CudaTower(config, SyntheticSource(config, backend, options.weights), 8, 1, kv=options.kv, active=1, wide=512,
+                      prefill=options.format)
     found = []
     for run in (tower.forward, lambda step: in_rounds(tower, step)):
         tower.clear_slot(0)
@@ -125,7 +128,7 @@ def agree(options, device, rng):
     finite = all(np.isfinite(x).all() for each in found for x in each.values())
     print(f"wide against rounds, {config.num_hidden_layers} layers, relative errors: "
           + ", ".join(f"{name} {error:.3f}" for name, error in errors.items()), flush=True)
-    if not finite or max(errors.values()) > WORST:
+    if not finite or max(errors.values()) > WORST[options.format]:
         raise SystemExit("what is wrong is not timed")
     return errors
 
@@ -167,14 +170,20 @@ def table(tower, rows, length, streaming):
 
 
 def name_of(kernel, args):
-    return f"gemm {args[6]}x{args[7] * 128}" if kernel.name.startswith("gemm") else kernel.name
+    return f"gemm {args[6]}x{inputs(args)}" if kernel.name == "gemm_sm90a" else kernel.name
+
+
+def inputs(args):
+    """Of a product: tiles times the inputs of one."""
+    return args[8] * args[0].shape[-1]
 
 
 def floor(kernel, args, streaming):
     """Microseconds of its products at the peak, or of its bytes at the streaming rate; 0 for kernels of state or pages."""
-    if kernel.name.startswith("gemm"):
-        return 2 * args[5] * args[6] * args[7] * 128 / PEAK * 1e6
-    if kernel.name in ("unpack_e4m3", "quantise_rows", "rmsnorm", "rmsnorm_tiles", "swiglu", "gated_norm"):
+    if kernel.name == "gemm_sm90a":
+        return 2 * args[5] * args[6] * inputs(args) * args[0].dtype.itemsize / PEAK * 1e6
+    if kernel.name in ("unpack_e4m3", "unpack_f16", "tile_rows", "quantise_rows", "rmsnorm", "rmsnorm_tiles", "swiglu",
+                       "gated_norm"):
         return sum(a.nbytes for a in args if hasattr(a, "nbytes")) / streaming / 1e3
     return 0.0
 
@@ -184,6 +193,7 @@ def main():
     parser.add_argument("--shape", choices=SHAPES, default="27b")
     parser.add_argument("--synthetic", action="store_true", required=True, help="say that the weights are made up")
     parser.add_argument("--weights", default="fp6", choices=["fp6", "fp8"])
+    parser.add_argument("--format", default="e4m3", choices=["e4m3", "f16"], help="of activations")
     parser.add_argument("--kv", default="e4m3", choices=["e4m3", "bf16"])
     parser.add_argument("--layers", type=int, help="fewer layers, for a quick look")
     parser.add_argument("--check", type=int, default=4, help="layers of the tower that is checked first")
@@ -199,10 +209,12 @@ def main():
     streaming, config, backend = rate.bytes / rate.us / 1e3, config_of(options.shape, options.layers), GpuBackend(device)
     empty, start = device.free_bytes(), time.perf_counter()
     tower = CudaTower(config, SyntheticSource(config, backend, options.weights), pages_for(max(options.tokens)) + 1, 1,
-                      kv=options.kv, active=1, wide=options.chunk)
-    print(f"{device.name}: {options.shape} synthetic, {config.num_hidden_layers} layers, {options.weights}, {options.kv} "
-          f"keys, chunks of {options.chunk} rows, {tower.wide.nbytes / 1e6:.0f} MB; built in "
-          f"{time.perf_counter() - start:.1f} s; stream_read {streaming:.0f} GB/s", flush=True)
+                      kv=options.kv, active=1, wide=options.chunk, prefill=options.format)
+    print(f"{device.name}: {options.shape} synthetic, {config.num_hidden_layers} layers, {options.weights}, "
+          f"{options.format} activations, {options.kv} keys, chunks of {options.chunk} rows, "
+          f"{tower.wide.nbytes / 1e6:.0f} MB; built in {time.perf_counter() - start:.1f} s; "
+          f"stream_read {streaming:.0f} GB/s",
+          flush=True)
     capture(tower)
     rows = [measured(tower, tokens, options.chunk) for tokens in options.tokens if tokens <= LONG]
     listed = tables(tower, options.tables, streaming)
@@ -211,19 +223,19 @@ def main():
     planned = backend_bytes(options, config)
     print(f"device memory taken {taken / 1e9:.3f} GB, counted before {planned / 1e9:.3f}; kernels' code is in the first")
     kept = with_resident(tower, options) if options.resident else []
-    print(json.dumps(dict(bench="prefill_cuda", device=device.name, weights=options.weights, kv=options.kv, errors=errors,
-                          layers=config.num_hidden_layers, chunk=options.chunk, taken=taken, planned=planned, rows=rows,
-                          resident=kept, tables=listed)))
+    print(json.dumps(dict(bench="prefill_cuda", device=device.name, weights=options.weights, format=options.format,
+                          kv=options.kv, errors=errors, layers=config.num_hidden_layers, chunk=options.chunk, taken=taken,
+                          planned=planned, rows=rows, resident=kept, tables=listed)))
 
 
 def with_resident(tower, options):
-    """Rows of the table with the matrices kept in e4m3."""
+    """Rows of the table with the matrices kept unpacked."""
     tower.wide = None
     for key in [key for key in tower.graphs if key[0] == "wide"]:
         del tower.graphs[key]
-    tower.wide = Wide(tower, options.chunk, pages_for(max(options.tokens)) + 1, resident=True)
+    tower.wide = Wide(tower, options.chunk, pages_for(max(options.tokens)) + 1, options.format, resident=True)
     capture(tower)
-    print(f"with matrices kept in e4m3, {tower.wide.nbytes / 1e9:.1f} GB:", flush=True)
+    print(f"with matrices kept unpacked, {tower.wide.nbytes / 1e9:.1f} GB:", flush=True)
     return [measured(tower, tokens, options.chunk) for tokens in options.tokens if tokens <= LONG]
 
 
@@ -261,7 +273,8 @@ def backend_bytes(options, config):
     """What a tower on a backend that only counts adds up to."""
     backend = Imagined()
     source = SyntheticSource(config, backend, options.weights)
-    CudaTower(config, source, pages_for(max(options.tokens)) + 1, 1, kv=options.kv, active=1, wide=options.chunk)
+    CudaTower(config, source, pages_for(max(options.tokens)) + 1, 1, kv=options.kv, active=1, wide=options.chunk,
+              prefill=options.format)
     return backend.bytes - source.pool.nbytes
 
 

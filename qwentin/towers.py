@@ -178,7 +178,7 @@ def described(tower):
     """How a CUDA tower reads prompts."""
     if tower.wide:
         kept = ", matrices kept unpacked" if tower.wide.arena.resident else ""
-        return f"chunks of {tower.wide.most} rows, {tower.wide.activations} activations{kept}"
+        return f"chunks of {tower.wide.most} rows, {tower.wide.arena.activations} activations{kept}"
     return f"rounds of 32 rows, f16 activations: {tower.hindrance or 'no memory left for chunks'}"
 
 

@@ -124,7 +124,8 @@ def test_chip_and_memory_choose_how_prompts_are_read(config_27b, capsys):
     assert small["items"]["prefill"] == 785_048_064 and large["items"]["prefill"] == 26_099_311_104
     tight = shown([*asked, (small["total_bytes"] - 1) / GIB], capsys)
     assert tight["prefill"] == "chunks of 2048 rows, e4m3 activations" and tight["largest_context"] == 262144
-    assert "prefill" not in shown([*asked, 31.4, "--prefill-format", "f16"], capsys)["items"]
+    half = shown([*asked, 31.4, "--prefill-format", "f16"], capsys)
+    assert half["prefill"] == "chunks of 4096 rows, f16 activations" and half["items"]["prefill"] == 1_071_104_512
 
 
 def test_the_table_for_people(capsys):

@@ -9,7 +9,7 @@
                                                                                     any finite rows beyond M
     x_scale  f32 [M rounded up to 128]          None                                of a row (quantise_rows.py says why)
     w        u8 [N / 128, K / 128, 128, 128]    f16 [N / 128, K / 64, 128, 64]      inputs in any order that x has too
-    w_scale  f32 [K / 128, N rounded up to 128]    f32 [1, N rounded up to 128]
+    w_scale  f32 [K / 128, N rounded up to 128]    f32 [1, N rounded up to 128], or None for ones
     out      f32, f16 or bf16 (u16) [M, N]      N a multiple of 8; gated: f16 or bf16 [M, N / 2], N a multiple of 128
 
 A tile is 128 rows by 128 bytes, 16 KiB in one piece, which a single bulk copy brings. In row r the 16-byte chunk c stands at
@@ -105,8 +105,9 @@ def ref(x, x_scale, w, w_scale, out, gated=False):
     if w.dtype == np.uint8:
         weights = numerics.E4M3.decode(weights)
         activations = numerics.E4M3.decode(activations).astype(np.float64) * x_scale[:, None]
-    weights = weights.astype(np.float64) * np.repeat(w_scale.T, weights.shape[1] // len(w_scale), 1)
-    sums = activations[:m].astype(np.float64) @ weights[:2 * width if gated else width].T
+    if w_scale is not None:
+        weights = weights.astype(np.float64) * np.repeat(w_scale.T, weights.shape[1] // len(w_scale), 1)
+    sums = activations[:m].astype(np.float64) @ weights[:2 * width if gated else width].T.astype(np.float64)
     if not gated:
         return dict(out=sums)
     gate, up = (sums.reshape(m, width // 16, 2, 16)[:, :, i].reshape(m, width) for i in range(2))
@@ -269,7 +270,7 @@ def build(format, out_format, gated):
                     slot, parity = u32(0), u32(parity ^ 1)
             if scaled_blocks:
                 low, high = scaled(low, x_scale, to, rows), scaled(high, x_scale, u32(to + 64), rows)
-            else:
+            elif w_scale != 0:
                 s = factors(w_scale, min(column, u32((n_tiles - 1) * TILE)), lane)
                 low, high = times(low, s), times(high, s)
             if gated:
@@ -313,19 +314,22 @@ def launch(stream, x, x_scale, w, w_scale, out, blocks, gated=False):
         raise ValueError(f"out must be [M, N] with N a multiple of 8, gated [M, N / 2] with N one of 128, x have inputs and "
                          f"blocks be positive, got {tuple(out.shape)}, gated={gated}, {tuple(x.shape)} and {blocks}")
     format, row = format_of("x", x, "e4m3", "f16"), TILE // x.dtype.itemsize
-    given = [("x", x, x.dtype, (m_tiles, deep, TILE, row)), ("w", w, x.dtype, (n_tiles, deep, TILE, row)),
-             ("w_scale", w_scale, np.float32, (deep if format == "e4m3" else 1, n_tiles * TILE))]
+    given = [("x", x, x.dtype, (m_tiles, deep, TILE, row)), ("w", w, x.dtype, (n_tiles, deep, TILE, row))]
     if format == "e4m3":
-        given.append(("x_scale", x_scale, np.float32, (m_tiles * TILE,)))
+        given += [("x_scale", x_scale, np.float32, (m_tiles * TILE,)),
+                  ("w_scale", w_scale, np.float32, (deep, n_tiles * TILE))]
     elif x_scale is not None:
         raise ValueError("x in f16 has no scale: x_scale must be None")
+    elif w_scale is not None:
+        given.append(("w_scale", w_scale, np.float32, (1, n_tiles * TILE)))
     for name, array, dtype, shape in given:
-        if tuple(array.shape) != shape or array.dtype != dtype:
-            raise ValueError(f"{name} must be {np.dtype(dtype)} {shape}, got {array.dtype} {tuple(array.shape)}")
+        if array is None or tuple(array.shape) != shape or array.dtype != dtype:
+            found = None if array is None else f"{array.dtype} {tuple(array.shape)}"
+            raise ValueError(f"{name} must be {np.dtype(dtype)} {shape}, got {found}")
     out_format = format_of("out", out, *(("f16", "bf16") if gated else ("f32", "f16", "bf16")))
     if rows:
         stream.launch(build(format, out_format, bool(gated)), min(blocks, m_tiles * -(-n_tiles // GROUPS)), x,
-                      0 if x_scale is None else x_scale, w, w_scale, out, rows, n, width, deep)
+                      0 if x_scale is None else x_scale, w, 0 if w_scale is None else w_scale, out, rows, n, width, deep)
 
 
 CASES = (
@@ -334,13 +338,13 @@ CASES = (
     dict(m=70, n=384, k=256, blocks=2, out="f16", gated=True),
     dict(m=1, n=8, k=128, out="bf16"),
     dict(m=0, n=128, k=128),
-    dict(m=200, n=136, k=256, blocks=1, x="f16"),                      # ragged; tiles of one block follow each other
+    dict(m=200, n=136, k=256, blocks=1, x="f16", scaled=False),        # ragged; tiles of one block follow each other
     dict(m=70, n=384, k=256, blocks=2, out="f16", gated=True, x="f16"),
 )
 
 
-def make(rng, m=4096, n=5120, k=5120, out="f32", blocks=132, gated=False, x="e4m3"):
-    """Normal values, scales between 1/2 and 2; for a gated product smaller ones."""
+def make(rng, m=4096, n=5120, k=5120, out="f32", blocks=132, gated=False, x="e4m3", scaled=True):
+    """Normal values, scales between 1/2 and 2; for a gated product smaller ones. scaled: whether f16 has any."""
     narrow, row = x == "e4m3", TILE if x == "e4m3" else F16_WIDTH
 
     def tiles(rows):
@@ -351,12 +355,12 @@ def make(rng, m=4096, n=5120, k=5120, out="f32", blocks=132, gated=False, x="e4m
         return rng.uniform(0.5, 2, shape).astype(np.float32)
     x_tiles, w, by = tiles(m), tiles(n), np.float32(GATED[x] if gated else 1)
     x_scale = scales(-(-m // TILE) * TILE) * by if narrow else None
-    w_scale = scales(k // TILE if narrow else 1, -(-n // TILE) * TILE)
-    return dict(x=x_tiles, x_scale=x_scale, w=w, w_scale=w_scale if narrow else w_scale * by, blocks=blocks, gated=gated,
+    w_scale = scales(k // TILE, -(-n // TILE) * TILE) if narrow else scales(1, -(-n // TILE) * TILE) * by if scaled else None
+    return dict(x=x_tiles, x_scale=x_scale, w=w, w_scale=w_scale, blocks=blocks, gated=gated,
                 out=np.empty((m, n // 2 if gated else n), {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[out]))
 
 
-def cost(m=4096, n=5120, k=5120, out="f32", blocks=132, gated=False, x="e4m3"):
+def cost(m=4096, n=5120, k=5120, out="f32", blocks=132, gated=False, x="e4m3", scaled=True):
     """Bytes that must move, and float operations."""
     moved = m * n // (2 if gated else 1) * (4 if out == "f32" else 2)
     moved += m * (k + 4) + n * (k + k // TILE * 4) if x == "e4m3" else 2 * (m + n) * k + 4 * n

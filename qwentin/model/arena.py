@@ -3,14 +3,14 @@
 Everything is a view of a few pieces of memory, as long as `most` rows of their widest use take. What is never alive at the
 same time shares a piece:
 
-    hidden          f32 [T, D], the residual stream;    delta   bf16 [T, D]: its 2^-9 is nothing beside e4m3's 2^-4
-    rows            f16: o [T, Nv, 128] | attended [T, H 256] | product [T, F]
+    hidden          f32 [T, D], the residual stream;    delta   bf16 or f32 [T, D], what it gathers (products.py says which)
+    rows            f16: o [T, Nv, 128] | attended [T, H 256] | product [T, F] | a norm on its way to tiles
     wide            projected f16 [T, W] | qkv f16 | normed f32 [T, D] | gate_up f16 [T, 2 F] where they are not woven
     mixer           q [T, H, 256] | what the delta rule's three kernels hand on (deltanet.py)
     tiles, scale    a product's rows;  matrix, matrix_scale: its matrix, where it is unpacked (products.py)
                     the larger of tiles and matrix: what attn_prefill splits, too
 
-Where memory is plenty all matrices stay unpacked beside the packed ones (resident): 27 GB of 27B, 11 ms a chunk.
+Where memory is plenty all matrices stay unpacked beside the packed ones (resident): in e4m3 27 GB of 27B, 11 ms a chunk.
 
 The integers are one block, copied in at the chunk's start:
 
@@ -27,7 +27,7 @@ import math
 import numpy as np
 
 from .buffers import ALIGN
-from .products import TILE, size, way_of
+from .products import TILE, itemsize, size, way_of
 from .staging import place
 
 
@@ -41,7 +41,10 @@ class Arena:
         self.ways = {id(m): way_of(ways, m) for m in matrices}
         self.resident = {id(m): self.ways[id(m)].kept(backend, m) for m in matrices
                          if resident and self.ways[id(m)].scratch(m)}
-        row = largest(dict(hidden=4 * config.hidden_size, delta=2 * config.hidden_size, wide=4 * config.hidden_size),
+        used = {way.activations: way for way in self.ways.values()}
+        self.activations, self.delta = " and ".join(sorted(used)), max((way.delta for way in used.values()), key=itemsize)
+        row = largest(dict(hidden=4 * config.hidden_size, delta=itemsize(self.delta) * config.hidden_size,
+                           wide=4 * config.hidden_size),
                       *(p.row_bytes for p in parts), *(self.ways[id(m)].row_bytes(size(m)[1]) for m in matrices))
         pieces = {name: most * bytes_ for name, bytes_ in row.items()}
         pieces |= largest(*(self.ways[id(m)].scratch(m) for m in matrices))
@@ -53,7 +56,7 @@ class Arena:
     @property
     def nbytes(self):
         return sum(a.nbytes for a in self.memory.values()) + self.integers.nbytes \
-            + sum(m.tiles.nbytes + m.scale.nbytes for m in self.resident.values())
+            + sum(m.nbytes for m in self.resident.values())
 
     def settle(self, matrices):
         """Queue the unpacking of those that stay so."""
@@ -134,7 +137,7 @@ class Chunk:
     def __init__(self, arena, rows, count, integers, known):
         self.arena, self.rows, self.count, self.integers, self.known = arena, rows, count, integers, known
         D = arena.config.hidden_size
-        self.hidden, self.delta = self.piece("hidden", np.float32, D), self.piece("delta", np.uint16, D)
+        self.hidden, self.delta = self.piece("hidden", np.float32, D), self.piece("delta", arena.delta, D)
         self.normed = self.piece("wide", np.float32, D)
 
     def __getattr__(self, name):

@@ -51,12 +51,12 @@ class Attention:
 
     @property
     def heads(self):
-        return self.out.tiles.shape[1] * 128 // 256
+        return self.out.inputs // 256
 
     @property
     def row_bytes(self):
         """Of a chunk's pieces (arena.py)."""
-        return {"wide": 2 * self.qkv.n, "rows": 2 * 256 * self.heads, "mixer": 2 * 256 * self.heads}
+        return {"wide": 2 * self.qkv.width, "rows": 2 * 256 * self.heads, "mixer": 2 * 256 * self.heads}
 
     def queue_wide(self, backend, c):
         """Queue the mixer of a chunk: its rows ready -> c.delta."""
@@ -80,7 +80,7 @@ class Attention:
 
     def append(self, backend, c, places):
         """Queue a chunk's projection, and its keys and values into the pages: its rows ready -> q, qkv."""
-        qkv = c.piece("wide", np.float16, self.qkv.n)
+        qkv = c.piece("wide", np.float16, self.qkv.width)
         q = c.piece("mixer", np.uint16 if self.keys.dtype == np.uint16 else np.float16, self.heads, 256)
         c.times(self.qkv, qkv)
         rope_append.launch(backend.stream, qkv, self.q_norm, self.k_norm, self.inv_freq, c.positions, places, self.heads, q,

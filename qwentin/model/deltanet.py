@@ -78,13 +78,13 @@ class DeltaNet:
         """Of a chunk's pieces (arena.py)."""
         Nk, Nv = self.pools.k.shape[2], self.pools.v.shape[2]
         matrices = 2 * delta_prepare.PIECES * 32 * 8 * 2 // delta_prepare.CHUNK          # inverse and within
-        return {"wide": 2 * self.into.n, "rows": 2 * 128 * Nv, "mixer": 4 * 128 * Nk + (2 * 128 + 8 + matrices + 8) * Nv}
+        return {"wide": 2 * self.into.width, "rows": 2 * 128 * Nv, "mixer": 4 * 128 * Nk + (2 * 128 + 8 + matrices + 8) * Nv}
 
     def queue_wide(self, backend, c):
         """Queue the mixer of a chunk: its rows ready -> c.delta; the slot's S and window are moved on."""
         p, stream, T, f16, f32 = self.pools, backend.stream, c.rows, np.float16, np.float32
         Nk, Nv, blocks = p.k.shape[2], p.v.shape[2], -(-c.rows // delta_prepare.CHUNK)
-        projected, o = c.piece("wide", f16, self.into.n), c.piece("rows", f16, Nv, 128)
+        projected, o = c.piece("wide", f16, self.into.width), c.piece("rows", f16, Nv, 128)
         triangle = (blocks, Nv, delta_prepare.PIECES, 32, 8), f16
         q, k, v, beta, g, inverse, within, decays = c.arena.carve(
             "mixer", ((T, Nk, 128), f16), ((T, Nk, 128), f16), ((T, Nv, 128), f16), ((T, Nv), f32), ((T, Nv), f32),

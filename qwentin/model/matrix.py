@@ -41,6 +41,11 @@ class Matrix:
     terms: int = 1              # what the last rows are a sum of
     gated: bool = False         # gate and up take turns; the product is silu(gate) * up, f16 [M, n / 2]
 
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return self.plain.shape[1] if self.tiles is None else self.tiles.shape[1] * packed.DEPTH
+
     def first(self, rows) -> "Matrix":
         """The first outputs of one that is neither gated nor in terms, whole strips; nothing is copied."""
         n = min(rows, self.n)

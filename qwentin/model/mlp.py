@@ -39,15 +39,15 @@ class Mlp:
     @property
     def row_bytes(self):
         """Of a chunk's pieces (arena.py)."""
-        return {"wide": 0 if self.gate_up.gated else 2 * self.gate_up.n, "rows": self.gate_up.n}
+        return {"wide": 0 if self.gate_up.gated else 2 * self.gate_up.width, "rows": 2 * self.down.inputs}
 
     def queue_wide(self, backend, c):
         """Queue the MLP of a chunk: its rows ready -> c.delta."""
-        product = c.piece("rows", np.float16, self.gate_up.n // 2)
+        product = c.piece("rows", np.float16, self.down.inputs)
         if self.gate_up.gated:
             c.times(self.gate_up, product, gated=True)
         else:
-            gate_up = c.piece("wide", np.float16, self.gate_up.n)
+            gate_up = c.piece("wide", np.float16, self.gate_up.width)
             c.times(self.gate_up, gate_up)
             swiglu.launch(backend.stream, gate_up, product)
         c.multiply(self.down, product, c.delta)

@@ -61,10 +61,10 @@ def chunks(step, r, most):
 
 
 class Wide:
-    """Wide prefill of a tower in chunks of up to `most` rows, a multiple of 128; activations: "e4m3" or "f16"."""
+    """Wide prefill of a tower in chunks of up to `most` rows, a multiple of 128; activations: e4m3 where it can, or f16."""
 
     def __init__(self, tower, most, pages, activations="e4m3", resident=False):
-        self.tower, self.most, self.backend, self.activations = tower, most, tower.backend, activations
+        self.tower, self.most, self.backend = tower, most, tower.backend
         self.arena = Arena(tower.backend, tower.config, most, pages, list(parts(tower)),
                            ways(tower.backend.chip, activations), resident)
         self.nbytes = self.arena.nbytes
