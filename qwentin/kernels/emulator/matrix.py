@@ -113,7 +113,7 @@ class Matrix:
             if thread > top or byte not in {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,)}[chunks]:
                 self.fault(at, f"byte-id-{name} {byte} with thread-id-{name} {thread}: invalid for "
                                f"scale_vec::{chunks}X", WARP * warps[0])
-            words = np.broadcast_to(data, (self.threads.count,)).reshape(-1, WARP)[:, lanes(thread)]
+            words = self.of_warps([data], warps)[0][:, lanes(thread)]
             shift = (8 * (byte + np.arange(chunks))).astype(u4)
             scales = SCALE_BYTE[kind][words[..., None] >> shift & u4(255)]       # [warps, row or column, chunk]
             scales = np.repeat(scales, A.shape[2] // chunks, axis=2)
