@@ -37,6 +37,7 @@ TIMES = {
     "prefill": f"prefill_cuda.py {SYNTHETIC} --resident",
     "prefill_f16": f"prefill_cuda.py {SYNTHETIC} --format f16 --tokens 512 4096 --tables 4096",
     "gemm": "gemm.py",
+    "gemm_f16": "gemm.py --format f16",
     "turns": "turns.py --synthetic",
     "round": "round_cuda.py --synthetic",
     "host": "host.py --shape 27b",
