@@ -100,7 +100,7 @@ def table(tower, b):
 
 def label(kernel, args):
     """The shape of a matrix, to tell its launches apart."""
-    if kernel.name in ("gemv", "gemv_glu"):
+    if kernel.name in ("gemv", "gemv_glu", "gemv_residual"):
         return f"{args[7]}x{args[9] * 128}"
     return f"{args[4]}x{args[5]}" if kernel.name == "dense" else ""
 

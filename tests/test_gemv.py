@@ -2,7 +2,7 @@
 import numpy as np
 
 from qwentin import numerics
-from qwentin.kernels import gemv, gemv_sm120a, lab, machines, packed, strips
+from qwentin.kernels import gemv, gemv_residual, gemv_sm120a, lab, machines, packed, strips
 
 
 def block_scaled(codes, scales, x, x_scale, packing):
@@ -50,6 +50,18 @@ def test_a_row_does_not_depend_on_its_company():
     together = lab.run(gemv, arguments, machines.Emulator())["out"]
     alone = dict(arguments, x=arguments["x"][5:6].copy(), out=arguments["out"][5:6].copy(), work=strips.workspace(1, 3))
     np.testing.assert_array_equal(lab.run(gemv, alone, machines.Emulator())["out"][0], together[5])
+
+
+def test_a_row_of_the_stream_does_not_depend_on_its_company():
+    """Nor do the squares that its next factor is made of: the last of 29 rows, and the same row alone."""
+    a = gemv_residual.make(np.random.default_rng(1), **gemv_residual.CASES[1])
+    together = lab.run(gemv_residual, a, machines.Emulator())
+    alone = dict(a, work=strips.workspace(1, 3), squares=np.empty((1, 1, 4, 8), np.float32))
+    alone.update((name, a[name][28:].copy()) for name in ("x", "hidden", "scaled"))
+    got = lab.run(gemv_residual, alone, machines.Emulator())
+    for name in ("hidden", "scaled"):
+        np.testing.assert_array_equal(got[name][0], together[name][28])
+    np.testing.assert_array_equal(got["squares"][:, 0, :, 0], together["squares"][:, 3, :, 4])
 
 
 def test_the_outputs_of_a_wider_row():

@@ -87,6 +87,8 @@ REFUSALS = [
     ("swiglu", dict(), dict(out=np.zeros((1, 12), F32)), "out has 12 columns"),
     ("gemv_glu", dict(n=128, k=128), dict(n=112), "n a multiple of 128, got 112"),
     ("gemv_glu", dict(n=128, k=128), dict(out=np.zeros((1, 62), np.float16)), "W even and at least 64, got (1, 62)"),
+    ("gemv_residual", dict(n=128, k=128), dict(weight=np.zeros(64, F32)), "weight must be float32 (128,), got"),
+    ("gemv_residual", dict(n=128, k=128), dict(squares=np.zeros(31, F32)), "squares must be f32 of at least (1, 1, 4, 8)"),
     ("rope_append", dict(), dict(places=np.zeros(2, np.int32)), "places must have shape (1,), got (2,)"),
     ("rope_append", dict(), dict(inv_freq=np.zeros(12, F32)), "inv_freq must have a multiple of 8 elements"),
     ("rope_append", dict(), dict(v_pages=np.zeros((2, 128, 4, 256), np.uint8)), "v_pages must be uint16"),

@@ -7,6 +7,8 @@
     alpha  f32 [N / 16]                               block 16 only: one factor for each 16 outputs
     out    f32, f16 or bf16 (u16) [M, W]              N a multiple of 16, W even; columns 0 .. N - 1 are written
     work   u32, of strips.workspace(M, blocks)        as every launch leaves it
+    squares  f32, folded_norm.shape(groups, K)        or None: x is what gemv_residual left, and out[m] is multiplied by
+                                                      2^6 rsqrt(sum of m's squares / K + eps)
 
 The weights are nearly all the traffic, and each is read once; strips.py says by whom. What is left to do for a weight is
 arithmetic: a mask and about one shift make a register of two f16 weights out of packed words (spread.py), each exactly the
@@ -24,7 +26,7 @@ import math
 import numpy as np
 
 from .. import numerics
-from . import packed, ptx, registers, strips
+from . import folded_norm, packed, ptx, registers, strips
 from .build import lineless_device
 from .octet import format_of
 from .packed import Packing
@@ -180,11 +182,12 @@ def product(packing, row_groups, half):
 
 
 @functools.cache
-def build(packing, row_groups, x_format, out_format, bulk, depth):
-    """The kernel; row_groups: 1, 2 or 4 times 8 activation rows; depth: stages of the ring."""
+def build(packing, row_groups, x_format, out_format, bulk, depth, normed):
+    """The kernel; row_groups: 1, 2 or 4 times 8 activation rows; depth: stages of the ring; normed: strips.build's."""
     half = x_format == "f16"
     return strips.build("gemv", packing, row_groups, row_groups * 2048, fetch_x(row_groups),
-                        product(packing, row_groups, half), unit_of(packing, half), out_format, bulk, depth)
+                        product(packing, row_groups, half), unit_of(packing, half), out_format, bulk, depth,
+                        normed=normed)
 
 
 def unit_of(packing, half):
@@ -194,7 +197,7 @@ def unit_of(packing, half):
 
 
 def launch(stream, w, x, out, work, n, packing, blocks, alpha=None, bulk=True, dependent=None,
-           shared=strips.SHARED):
+           shared=strips.SHARED, squares=None, eps=0.0):
     """Queue it on a stream.
 
     packing   a packed.Packing: what w holds
@@ -205,10 +208,13 @@ def launch(stream, w, x, out, work, n, packing, blocks, alpha=None, bulk=True, d
     """
     rows, k = checked("gemv", w, x, out, work, n, n, packing, blocks)
     check_alpha(alpha, n, packing)
-    groups = strips.groups_of(rows)
+    groups, normed = strips.groups_of(rows), 0 if squares is None else k // packed.DEPTH
+    if normed:
+        folded_norm.check("gemv", squares, groups, k)
     made = build(packing, groups, format_of("x", x, "f16", "bf16"), format_of("out", out, "f32", "f16", "bf16"), bulk,
-                 strips.depth_for(packing, groups, 2048 * groups, shared))
-    strips.queue(stream, made, w, x, 0, 0 if alpha is None else alpha, out, work, rows, n, k, blocks, dependent)
+                 strips.depth_for(packing, groups, 2048 * groups, shared), normed)
+    strips.queue(stream, made, w, x, 0, 0 if alpha is None else alpha, out, work, rows, n, k, blocks, dependent,
+                 squares if normed else 0, eps)
 
 
 def check_alpha(alpha, n, packing):
@@ -240,19 +246,24 @@ def checked(name, w, x, out, work, n, columns, packing, blocks):
 
 # Products are exact. Eight times in 128 inputs an mma truncates a float32 sum, by 2^-23 of it at most: together 2^-20 of
 # it. Where such sums cancel, what is left is K / 128 of these errors with random signs: in make's units a sum of 128 inputs
-# is about 14, so sqrt(136 * 8) * 14 * 2^-24 = 2^-15 at 27B's largest K, and 2^-12 is nine standard deviations.
-OUTPUTS = {"out": Output(rtol=2.0 ** -20, atol=2.0 ** -12), "work": Output(exact=True)}
+# is about 14, so sqrt(136 * 8) * 14 * 2^-24 = 2^-15 at 27B's largest K, and 2^-12 is nine standard deviations. A row's
+# factor, below one in make's units, errs by half of its squares' 14 roundings, 2^-22.9 of rsqrt and four roundings more:
+# 2^-20.
+OUTPUTS = {"out": Output(rtol=2.0 ** -19, atol=2.0 ** -12), "work": Output(exact=True)}
 PACKINGS = {"fp6": packed.FP6, "fp4": packed.FP4, "fp8": packed.FP8, "nvfp4": packed.NVFP4,
             "fp6-32": Packing("fp6", numerics.E2M3, 32), "fp4-128": Packing("fp4", numerics.E2M1, 128)}
 
 
-def ref(w, x, work, n, packing, alpha):
+def ref(w, x, work, n, packing, alpha, squares=None, eps=0.0):
     """The sum in float64; work as it was."""
     weights = packed.decode(packing, w, n).astype(np.float64)
     if packing.block == 16:
         weights *= np.repeat(alpha, 16)[:, None]
     activations = numerics.decode_bf16(x) if x.dtype == np.uint16 else x
-    return dict(out=activations.astype(np.float64) @ weights.T, work=work)
+    out = activations.astype(np.float64) @ weights.T
+    if squares is not None:
+        out *= folded_norm.factors_ref(squares, strips.groups_of(len(x)), x.shape[1], eps)[:len(x), None]
+    return dict(out=out, work=work)
 
 
 CASES = (
@@ -261,14 +272,15 @@ CASES = (
     dict(n=128, k=384, rows=29, blocks=3, x="bf16", out="bf16"),         # a piece a block: two pass on their sums
     dict(n=144, k=384, rows=13, blocks=2, packing="fp4", out="f16", bulk=False),
     dict(n=128, k=256, rows=3, blocks=1, packing="fp8", x="bf16"),
-    dict(n=256, k=256, rows=2, blocks=2, packing="nvfp4"),
+    dict(n=256, k=256, rows=2, blocks=2, packing="nvfp4", normed=True),
     dict(n=16, k=128, rows=1, blocks=132),                               # one
     dict(n=128, k=128, rows=0, blocks=132),                              # empty
 )
 
 
-def make(rng, n=34816, k=5120, rows=1, packing="fp6", x="f16", out="f32", blocks=132, bulk=True):
-    """Every code equally likely, row scales that differ, about unit weights; x normal; by name of PACKINGS."""
+def make(rng, n=34816, k=5120, rows=1, packing="fp6", x="f16", out="f32", blocks=132, bulk=True, normed=False):
+    """Every code equally likely, row scales that differ, about unit weights; x normal; by name of PACKINGS. normed: with
+    squares of rows whose rms is 2^6 and a little more."""
     kind = PACKINGS[packing]
     w = rng.integers(0, 256, kind.shape(n, k), dtype=np.uint8)
     codes, scales = w[..., :kind.code_bytes], w[..., kind.code_bytes:]
@@ -281,13 +293,17 @@ def make(rng, n=34816, k=5120, rows=1, packing="fp6", x="f16", out="f32", blocks
     scales[...] = encode(drawn).view(np.uint8).reshape(scales.shape)
     values = rng.standard_normal((rows, k)).astype(np.float32)
     pieces = w.shape[0] * w.shape[1]
-    return dict(w=w, x=values.astype(np.float16) if x == "f16" else numerics.encode_bf16(values),
-                out=np.empty((rows, n), {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[out]),
-                work=strips.workspace(rows, min(blocks, pieces)), n=n, packing=kind, blocks=blocks,
-                alpha=rng.uniform(0.5, 2, n // 16).astype(np.float32) if kind.block == 16 else None, bulk=bulk)
+    given = dict(w=w, x=values.astype(np.float16) if x == "f16" else numerics.encode_bf16(values),
+                 out=np.empty((rows, n), {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[out]),
+                 work=strips.workspace(rows, min(blocks, pieces)), n=n, packing=kind, blocks=blocks,
+                 alpha=rng.uniform(0.5, 2, n // 16).astype(np.float32) if kind.block == 16 else None, bulk=bulk)
+    if normed:
+        each = rng.uniform(1, 1.5, folded_norm.shape(strips.groups_of(rows), k)) * packed.STRIP / folded_norm.SHARES
+        given.update(squares=(each * 2.0 ** 12).astype(np.float32), eps=0.5)
+    return given
 
 
-def cost(n=34816, k=5120, rows=1, packing="fp6", x="f16", out="f32", blocks=132, bulk=True):
+def cost(n=34816, k=5120, rows=1, packing="fp6", x="f16", out="f32", blocks=132, bulk=True, normed=False):
     """Bytes that must move, and float operations."""
     weights = int(np.prod(PACKINGS[packing].shape(n, k)))
     return dict(bytes=weights + rows * (2 * k + n * (4 if out == "f32" else 2)), flops=2 * n * k * rows)

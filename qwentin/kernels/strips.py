@@ -17,6 +17,8 @@ A stage may hold four: then a group of warps takes every other, and goes round i
 A strip of a gated product (packed.interleave) holds 64 outputs: a warp's first tile is 16 rows of the gate, its second
 the rows of the other matrix that go with them, and what it writes is silu(gate) * other.
 
+A product may take a row's factor from the squares that the one before left, and leave such itself (folded_norm.py).
+
 At the end of a strip the two groups of warps add their sums in shared memory. A strip that several blocks share belongs
 to the first of them, which comes to it last: the others leave their float32 sums in `work`, and it adds them in order. So
 nothing depends on who was faster, nor on how many rows go together. A sum is its own message: `work` is full of EMPTY
@@ -33,7 +35,7 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from . import packed, ptx
+from . import folded_norm, packed, ptx
 from .build import kernel, lineless_device
 from .ptx import f32, u32, u64
 from .unroll import static_range
@@ -47,7 +49,7 @@ THREADS = 32 * (CONSUMERS + 1)
 # more than half of the shared memory. Then a launch that starts early finds no room beside its predecessor and puts one
 # block on each multiprocessor; where two fit it puts two on some: 8.9 ms a step of fp6, not 6.5.
 DEPTH = 3
-MOST_STAGES = 16                      # what room for barriers is reckoned with
+MOST_STAGES = 8                       # what room for barriers is reckoned with
 SHARED = 99 << 10                     # bytes a block may have on every device since sm_86; an H200 has 227 KB
 EMPTY = 0xFFFFFFFF
 LOG2_E = 1.4426950408889634
@@ -65,12 +67,13 @@ def workspace(rows, blocks):
     return np.full(blocks * PARTS * TILES * groups_of(rows) * 128, EMPTY, np.uint32)
 
 
-def queue(stream, made, w, x, x_scales, alpha, out, work, rows, n, k, blocks, dependent):
+def queue(stream, made, w, x, x_scales, alpha, out, work, rows, n, k, blocks, dependent, squares=0, eps=0.0, weight=0,
+          scaled=0):
     """Queue a kernel of `build` on a stream; no more blocks than there are pieces. Nothing for no rows."""
     if rows:
         pieces = w.shape[0] * w.shape[1]
         stream.launch(made, min(blocks, pieces), w, x, x_scales, alpha, out, work, rows, n, out.shape[1], k // packed.DEPTH,
-                      pieces, dependent=dependent)
+                      pieces, squares, weight, scaled, eps, dependent=dependent)
 
 
 @lineless_device
@@ -157,7 +160,7 @@ def held_by(packing):
 def depth_for(packing, row_groups, x_tile, shared):
     """Stages of the ring, of a block that may have so many bytes of shared memory."""
     stage = held_by(packing) * (packed.TILES * packing.tile_bytes + x_tile)
-    rest = (K_GROUPS - 1) * PARTS * TILES * row_groups * 512 + 16 * MOST_STAGES
+    rest = (K_GROUPS - 1) * PARTS * TILES * row_groups * 512 + 16 * MOST_STAGES + folded_norm.SHARED
     if stage + rest > shared:
         raise ValueError(f"a stage of {packing.name} takes {stage + rest} bytes of shared memory, there are {shared}")
     return min((shared - rest) // stage, max(DEPTH, -(-(shared // 2 - rest) // stage)))
@@ -182,7 +185,8 @@ def store_pair(out_format):
 
 
 @functools.cache
-def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format, bulk, depth, gated=False):
+def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format, bulk, depth, gated=False,
+          normed=0, residual=False):
     """The kernel.
 
     x_tile   bytes of the activations of 128 inputs in a stage
@@ -194,6 +198,8 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
     bulk     bulk copies and dependent launches (sm_90 and up)
     depth    stages of the ring
     gated    write silu(first tile) * second tile of each warp, half as many outputs as rows
+    normed   strips of the rows whose `squares` make a factor for each row's sums; 0: no factor
+    residual add to `out`, f32, and write `scaled` and `squares`; whole strips
     """
     tile_bytes, sums = packing.tile_bytes, TILES * row_groups
     piece_bytes, held, (start, product) = packed.TILES * tile_bytes, held_by(packing), product
@@ -203,7 +209,9 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
     sums_at = depth * stage
     bars_at = sums_at + (K_GROUPS - 1) * PARTS * sums * 512
     arrivals = 33 if bulk else 32     # of a full stage: every lane's cp.async, and the bulk copy's announcement
+    factors_at = bars_at + 16 * depth
     store, micro = store_pair(out_format), packing.block == 16
+    row_factors, (read_stream, write_stream) = folded_norm.factors(row_groups, normed), folded_norm.stream(row_groups, TILES)
     wait_for, gathered = wait if bulk else poll, gathering(sums)
 
     @lineless_device
@@ -268,7 +276,11 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
         return acc
 
     @lineless_device
-    def write(acc, out, alpha, tile, lane, rows, n, width):
+    def row_factor(factors, row):
+        return ptx.shared_f32(u32(factors + row * 4)) if normed > 0 else f32(1.0)
+
+    @lineless_device
+    def write(acc, factors, out, alpha, tile, lane, rows, n, width):
         """Two tiles of outputs; lane 4g + t has rows 2g, 2g + 1 of a tile and activation rows 8j + 2t, 8j + 2t + 1."""
         for r in static_range(TILES):
             if (tile + r) * 16 < n:
@@ -278,11 +290,12 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
                 for e in static_range(2 * row_groups):
                     row, four = u32((lane & 3) * 2 + (e // 2 * 8 + e % 2)), acc[r * row_groups + e // 2]
                     if row < rows:
+                        whole = factor * row_factor(factors, row)
                         store(out, u64(row) * width + ((tile + r) * 16 + (lane >> 2) * 2),
-                              four[e % 2] * factor, four[e % 2 + 2] * factor)
+                              four[e % 2] * whole, four[e % 2 + 2] * whole)
 
     @lineless_device
-    def write_gated(acc, out, alpha, tile, lane, rows, n, width):
+    def write_gated(acc, factors, out, alpha, tile, lane, rows, n, width):
         """The same of a gated product: the two tiles give 16 outputs."""
         if tile * 16 < n:
             gate_unit, other_unit = f32(unit), f32(unit)
@@ -292,16 +305,27 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
             for e in static_range(2 * row_groups):
                 row, gates, others = u32((lane & 3) * 2 + (e // 2 * 8 + e % 2)), acc[e // 2], acc[row_groups + e // 2]
                 if row < rows:
+                    gate_whole, other_whole = gate_unit * row_factor(factors, row), other_unit * row_factor(factors, row)
                     store(out, u64(row) * width + (tile * 8 + (lane >> 2) * 2),
-                          silu(gates[e % 2] * gate_unit) * (others[e % 2] * other_unit),
-                          silu(gates[e % 2 + 2] * gate_unit) * (others[e % 2 + 2] * other_unit))
+                          silu(gates[e % 2] * gate_whole) * (others[e % 2] * other_whole),
+                          silu(gates[e % 2 + 2] * gate_whole) * (others[e % 2 + 2] * other_whole))
 
     @lineless_device
-    def finish(acc, area, alpha, out, work, lane, group, part, rows, n, width, deep, pieces, begin,
-               end, strip):
+    def added_to(old, acc, alpha, tile):
+        """The stream and a warp's sums, in the order of folded_norm.stream."""
+        factors = tuple(unit * ptx.load_f32(alpha + u64(tile + r) * 4) if micro else f32(unit) for r in static_range(TILES))
+        return tuple((old[i][0] + acc[i // 2][i % 2] * factors[i // (2 * row_groups)],
+                      old[i][1] + acc[i // 2][i % 2 + 2] * factors[i // (2 * row_groups)]) for i in static_range(2 * sums))
+
+    @lineless_device
+    def finish(acc, area, factors, alpha, out, work, lane, group, part, rows, n, width, deep, pieces, begin,
+               end, strip, squares, weight, scaled):
         """The block's part of a strip is summed up: pass it on, or add the others' and write."""
         block, blocks, start = ptx.block_x(), ptx.blocks_x(), u32(strip * deep)
         owner, last_strip = begin <= start, end <= start + deep
+        tile = u32(strip * packed.TILES + part * TILES)
+        if residual:
+            old, gain = read_stream(out, weight, tile, lane, rows, width, owner and group == 0)
         if owner and end < start + deep:
             last = u32(u32(u32((start + deep) * blocks) - 1) // pieces)
             acc = gathered(acc, work, u32(block + 1 + group), last, part, lane)
@@ -309,18 +333,27 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
         if group == 0:
             if owner:
                 if gated:
-                    write_gated(acc, out, alpha, u32(strip * packed.TILES + part * TILES), lane, rows, n, width)
+                    write_gated(acc, factors, out, alpha, tile, lane, rows, n, width)
+                elif residual:
+                    write_stream(added_to(old, acc, alpha, tile), gain, out, scaled, squares, strip, part, tile, lane, rows,
+                                 width)
                 else:
-                    write(acc, out, alpha, u32(strip * packed.TILES + part * TILES), lane, rows, n, width)
+                    write(acc, factors, out, alpha, tile, lane, rows, n, width)
             else:
                 mine = work + (u64(block) * PARTS + part) * (sums * 512) + lane * 16
                 for e in static_range(sums):
                     ptx.store_x4_relaxed(mine + e * 512, words_of(acc[e]))
 
     @lineless_device
-    def multiply(ring, bars, alpha, out, work, lane, warp, rows, n, width, deep, pieces, begin, end):
+    def multiply(ring, bars, alpha, out, work, lane, warp, rows, n, width, deep, pieces, begin, end, squares, weight,
+                 scaled, eps):
         """A multiplying warp."""
-        group, part = u32(warp // PARTS), u32(warp % PARTS)
+        group, part, factors = u32(warp // PARTS), u32(warp % PARTS), u32(ring + factors_at)
+        if bulk and (normed > 0 or residual):
+            ptx.wait_dependencies()
+        if normed > 0:
+            if group == K_GROUPS - 1 and part < row_groups:
+                row_factors(factors, squares, part, lane, eps)
         here = start(u32(ring + (group * packed.TILES + part * TILES) * tile_bytes), u32(ring + x_at + group * x_tile), lane)
         at, strip, bar, parity = begin, u32(begin // deep), bars, u32(0)
         k = u32(begin - strip * deep)
@@ -340,13 +373,13 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
                 here = (u32(here[0] + step), u32(here[1] + step), u32(here[2] + step), u32(here[3] + step))
                 bar, parity = ptx.select(last, bars, u32(bar + 8)), u32(parity ^ u32(last))
                 left = u32(left - min(left, u32(held)))
-            finish(acc, u32(ring + sums_at), alpha, out, work, lane, group, part, rows, n, width, deep, pieces,
-                   begin, end, strip)
+            finish(acc, u32(ring + sums_at), factors, alpha, out, work, lane, group, part, rows, n, width, deep, pieces,
+                   begin, end, strip, squares, weight, scaled)
             strip = u32(strip + 1)
 
-    @kernel(threads=THREADS, shared=bars_at + 16 * depth)
+    @kernel(threads=THREADS, shared=factors_at + folded_norm.SHARED)
     def walk(w: u64, x: u64, x_scales: u64, alpha: u64, out: u64, work: u64, rows: u32, n: u32, width: u32,
-             deep: u32, pieces: u32):
+             deep: u32, pieces: u32, squares: u64, weight: u64, scaled: u64, eps: f32):
         lane, warp, block, blocks = ptx.lane(), u32(ptx.thread_x() // 32), ptx.block_x(), ptx.blocks_x()
         ring = ptx.shared_address(cuda.shared.array(0, types.uint8))
         bars = u32(ring + bars_at)                               # depth of full, depth of empty
@@ -361,5 +394,6 @@ def build(name, packing, row_groups, x_tile, fetch_x, product, unit, out_format,
         if warp == CONSUMERS:
             fetch(ring, bars, w, x, x_scales, lane, rows, deep, begin, end)
         else:
-            multiply(ring, bars, alpha, out, work, lane, warp, rows, n, width, deep, pieces, begin, end)
+            multiply(ring, bars, alpha, out, work, lane, warp, rows, n, width, deep, pieces, begin, end, squares, weight,
+                     scaled, eps)
     return dataclasses.replace(walk, name=name)
