@@ -5,8 +5,8 @@ prints the table, and the tests and benchmarks of every name in ALL already exis
 """
 import importlib
 
-ALL = ("embed", "rmsnorm", "swiglu", "rope_append", "topk", "stream_read", "gemv", "gemv_glu", "gemv_residual", "gemv_sm120a",
-       "pack", "attn_decode", "attn_combine", "attn_prefill", "attn_prefill_sm90a", "conv_split",
+ALL = ("embed", "rmsnorm", "swiglu", "rope_append", "topk", "stream_read", "gemv", "gemv_glu", "gemv_residual",
+       "gemv_sm120a", "pack", "attn_decode", "attn_combine", "attn_prefill", "attn_prefill_sm90a", "conv_split",
        "delta_verify", "delta_decode", "gated_norm", "dense", "gather", "kv_move", "gemm", "gemm_sm90a", "gemm_sm120a",
        "unpack_e4m3", "quantise_rows", "unpack_nvfp4", "rmsnorm_tiles", "unpack_f16", "tile_rows", "conv_wide",
        "delta_prepare", "delta_chunk", "delta_chunk_sm90a")

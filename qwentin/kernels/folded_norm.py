@@ -83,8 +83,9 @@ def pair(array, row, column, rows, width, wanted):
 
 @functools.cache
 def stream(row_groups, tiles):
-    """Device functions for two neighbouring outputs i of each of a lane's tiles and rows, in the order of strips.py: read, what
-    they are added to and their weights, asked for early where `wanted`; write, the stream h there and what goes with it."""
+    """Device functions for two neighbouring outputs i of each of a lane's tiles and rows, in the order of strips.py: read,
+    what they are added to and their weights, asked for early where `wanted`; write, the stream h there and what goes with
+    it."""
     count = 2 * row_groups                                       # rows of a lane: 8 j + 2 t and the next
 
     @lineless_device

@@ -182,7 +182,7 @@ def product(packing, row_groups, half):
 
 
 @functools.cache
-def build(packing, row_groups, x_format, out_format, bulk, depth, normed):
+def build(packing, row_groups, x_format, out_format, bulk, depth, normed=0):
     """The kernel; row_groups: 1, 2 or 4 times 8 activation rows; depth: stages of the ring; normed: strips.build's."""
     half = x_format == "f16"
     return strips.build("gemv", packing, row_groups, row_groups * 2048, fetch_x(row_groups),

@@ -35,7 +35,7 @@ OUTPUTS = {"out": Output(rtol=2.0 ** -16, atol=2.0 ** -14), "work": Output(exact
 
 
 @functools.cache
-def build(packing, row_groups, x_format, out_format, bulk, depth, normed):
+def build(packing, row_groups, x_format, out_format, bulk, depth, normed=0):
     """The kernel; the arguments are gemv.build's."""
     half = x_format == "f16"
     return strips.build("gemv_glu", packing, row_groups, row_groups * 2048, fetch_x(row_groups),

@@ -1,6 +1,6 @@
 """A full-attention mixer on the device: projection, norm + rope + append, attention over pages with its gate, projection.
 
-    x f16 [T, D] -> qkv f32 -> q; K and V into the pages -> attended f16 [T, H, 256] -> delta f32 [T, D]
+    x f16 [T, D] -> qkv f32 -> q; K and V into the pages -> attended f16 [T, H, 256] -> delta f32 [T, D] (norm.py)
 
 Who calls: model/cuda.py. Proven against model/cpu.py by tests/test_cuda.py.
 """
@@ -35,15 +35,15 @@ class Attention:
                    upload(source.vector(a + "q_norm.weight")), upload(source.vector(a + "k_norm.weight")),
                    upload(frequency.astype(np.float32)), keys, values, config.rms_norm_eps)
 
-    def queue(self, backend, b, work):
-        """Queue the mixer of a round with buffers b: b.x -> b.delta."""
-        self.qkv.launch(backend, b.x, b.qkv, work)
+    def queue(self, backend, b, work, norm, then):
+        """Queue the mixer of a round with buffers b, from one norm to the next: b.x -> b.delta."""
+        norm.after(backend, b, self.qkv, b.qkv, work)
         heads = b.q.shape[1]
         rope_append.launch(backend.stream, b.qkv, self.q_norm, self.k_norm, self.inv_freq, b.positions, b.places, heads, b.q,
                            self.keys, self.values, eps=self.eps)
         attn_decode.launch(backend.stream, b.q, b.qkv, self.keys, self.values, b.pages, b.starts, b.lengths, b.ancestors,
                            1.0, 1.0, b.attended, b.partial, b.stats)
-        self.out.launch(backend, b.attended.reshape(b.bucket.rows, heads * 256), b.delta, work)
+        then.before(backend, b, self.out, b.attended.reshape(b.bucket.rows, heads * 256), work)
 
     @property
     def matrices(self):

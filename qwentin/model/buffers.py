@@ -16,11 +16,12 @@ page table as short as its sequences, would be another bucket.
 Padding rows belong to no sequence: they are computed from token 0 and nobody looks at them.
 Who calls: model/cuda.py. Proven by tests/test_cuda.py.
 """
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..kernels import attn_decode, plan, topk
+from ..kernels import attn_decode, folded_norm, plan, strips, topk
 from . import terms
 
 ROWS = 32                       # of a round: what gemv takes, and the bits of an ancestor mask
@@ -115,6 +116,7 @@ class Scratch:
         self.arrays = {name: backend.zeros(shape, dtype) for name, (shape, dtype) in self.shapes.items()}
         self.best, self.host_best = backend.zeros((T * BEST * 8,), np.uint8), backend.staging((T * BEST * 2,), np.uint32)
         self.topk_work = backend.zeros((topk.workspace_size(T, V, BEST),), np.uint32)
+        self.squares = backend.zeros((math.prod(folded_norm.shape(strips.groups_of(T), D)),), f32)
         lines = max(G * (self.splits(d) + ROWS) * d * (H // G) for d in DEEP)
         self.partial, self.stats = backend.zeros((lines * 256 * 4,), np.uint8), backend.zeros((lines * 8,), np.uint8)
         self.made, self.found = {}, {}          # Buffers by bucket, and by the sizes of rounds that they were for
@@ -128,8 +130,8 @@ class Scratch:
 
     @property
     def nbytes(self):
-        arrays = [*self.arrays.values(), self.partial, self.stats, self.integers, self.moves, self.topk_work, self.best]
-        return sum(a.nbytes for a in arrays)
+        rest = self.squares, self.partial, self.stats, self.integers, self.moves, self.topk_work, self.best
+        return sum(a.nbytes for a in (*self.arrays.values(), *rest))
 
     def buffers(self, bucket) -> Buffers:
         """The views of a bucket, made once."""
@@ -163,5 +165,6 @@ class Scratch:
             buffers.host[name] = self.host_best[i * O * BEST:][:O * BEST].view(dtype).reshape(O, BEST)
         buffers.inputs["best"], buffers.host["best"] = view(self.best, 0, (2 * O * BEST,), np.uint32), \
             self.host_best[:2 * O * BEST]
+        buffers.inputs["squares"] = self.squares[:math.prod(folded_norm.shape(strips.groups_of(T), c.hidden_size))]
         buffers.inputs["topk_work"] = self.topk_work[:topk.workspace_size(O, c.vocab_size, BEST)]
         return buffers

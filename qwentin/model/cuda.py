@@ -13,13 +13,11 @@ launches, the same PTX. The arrays that KVPool and StateSlots only count:
 
 Who calls: engine.py. Proven by tests/test_cuda.py; on a GPU, bench/parity.py.
 """
-from dataclasses import dataclass
-
 import numpy as np
 from tqdm import tqdm
 
 from ..config import FULL
-from ..kernels import embed, kv_move, plan, rmsnorm
+from ..kernels import embed, kv_move, plan
 from ..kvpool import PAGE
 from ..step import Output, Row, Step
 from . import graphs, past
@@ -28,9 +26,10 @@ from .buffers import ROWS, Scratch
 from .chain import LINKS, Chain
 from .deltanet import DeltaNet, Pools
 from .head import heads
+from .layer import Layer
 from .matrix import workspace
-from .mlp import Mlp
 from .mtp import DraftHead
+from .norm import Norm
 from .results import Results
 from .rounds import Ledger, split
 from .staging import Part, fill, gaps, pad, path_moves
@@ -38,24 +37,6 @@ from .trace import Trace
 from .wide import opened
 
 KV_DTYPES = {"bf16": np.uint16, "e4m3": np.uint8}
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Norm, mixer, norm, MLP; the residual stream is b.hidden, what is still to be added to it b.delta."""
-    norm_in: object
-    mixer: Attention | DeltaNet
-    norm_post: object
-    mlp: Mlp
-    eps: float
-
-    def queue(self, backend, b, work, first=False, watch=lambda name, array: None):
-        rmsnorm.launch(backend.stream, b.hidden, None if first else b.delta, self.norm_in, b.x, self.eps)
-        self.mixer.queue(backend, b, work)
-        watch(self.mixer.kind, b.delta)
-        rmsnorm.launch(backend.stream, b.hidden, b.delta, self.norm_post, b.x, self.eps)
-        self.mlp.queue(backend, b, work)
-        watch("mlp", b.delta)
 
 
 class CudaTower:
@@ -81,6 +62,7 @@ class CudaTower:
         self.layers = self.read_layers(source)
         self.norm = backend.upload(source.vector("model.norm.weight"))
         self.head, self.draft_head = heads(source, c, valid, **draft)
+        self.last = Norm(self.norm, c.rms_norm_eps)         # the head does it
         self.mtp = DraftHead.read(source, c, self.read_layer(source, "mtp.layers.0.", FULL, layers - 1)) if has_mtp else None
         self.host_logits = backend.staging((ROWS, c.vocab_size), np.float32)
         self.host_hidden = backend.staging((ROWS, c.hidden_size), np.float32)
@@ -94,15 +76,17 @@ class CudaTower:
     def read_layers(self, source):
         kinds = tqdm(self.config.layer_types, desc="loading", unit="layer", leave=False, disable=None)
         full, linear = iter(range(len(self.config.full_layers))), iter(self.pools)
-        return [self.read_layer(source, f"model.layers.{i}.", kind, next(full) if kind == FULL else next(linear))
-                for i, kind in enumerate(kinds)]
+        found = []
+        for i, kind in enumerate(kinds):
+            before, state = found[-1].mlp.down if i else None, next(full if kind == FULL else linear)
+            found.append(self.read_layer(source, f"model.layers.{i}.", kind, state, before))
+        return found
 
-    def read_layer(self, source, prefix, kind, state):
-        """state: the layer's place in kv, or its pools."""
+    def read_layer(self, source, prefix, kind, state, before=None):
+        """state: the layer's place in kv, or its pools; before: the matrix that ends the layer before it."""
         mixer = Attention.read(source, prefix, self.config, self.kv[2 * state], self.kv[2 * state + 1]) if kind == FULL \
             else DeltaNet.read(source, prefix, self.config, state)
-        vector = lambda name: self.backend.upload(source.vector(f"{prefix}{name}_layernorm.weight"))
-        return Layer(vector("input"), mixer, vector("post_attention"), Mlp.read(source, prefix), self.config.rms_norm_eps)
+        return Layer.read(source, prefix, self.config, mixer, before)
 
     def attach(self):
         """Let the calling thread run the tower: a GPU wants to know its threads."""
@@ -239,7 +223,8 @@ class CudaTower:
         embed.launch(self.backend.stream, b.tokens, table, scale, b.hidden, format)
         watch("embed", b.hidden)
         for i, layer in enumerate(self.layers):
-            layer.queue(self.backend, b, self.work, i == 0, lambda name, array: watch(f"layer {i} {name}", array))
+            then = self.layers[i + 1].norm_in if i + 1 < len(self.layers) else self.last
+            layer.queue(self.backend, b, self.work, then, i == 0, lambda name, delta: watch(f"layer {i} {name}", delta))
         self.head.queue(self.backend, b, self.norm, self.work)
         watch("normed", b.normed)
 
@@ -256,7 +241,7 @@ class CudaTower:
         table, scale, format = self.embedding
         embed.launch(self.backend.stream, b.tokens, table, scale, b.hidden, format)
         self.mtp.queue_pairs(self.backend, b, self.work)
-        self.mtp.layer.queue(self.backend, b, self.work)
+        self.mtp.layer.queue(self.backend, b, self.work, self.last)
         self.draft_head.queue(self.backend, b, self.mtp.norm, self.work)
 
     def trace(self, step: Step) -> Trace:
@@ -265,10 +250,11 @@ class CudaTower:
         part, found = self.stage(step, spans), Trace()
 
         def watch(name, array):
-            into = self.backend.staging(array.shape, array.dtype)
-            self.backend.read(array, into)
+            shown = part.buffers.hidden if array is None else array
+            into = self.backend.staging(shown.shape, shown.dtype)
+            self.backend.read(shown, into)
             self.backend.synchronize()
-            found.add(name, into[:part.rows])
+            (found.grow if array is None else found.add)(name, into[:part.rows])
         self.queue_forward(part.buffers, watch)
         return found
 

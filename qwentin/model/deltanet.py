@@ -1,6 +1,6 @@
 """A gated-DeltaNet mixer on the device: one projection, convolution and split, delta rule, gated norm, projection.
 
-    x f16 [T, D] -> projected f32 [q k v | z | b a, in terms] -> gated f16 [T, Nv, 128] -> delta f32 [T, D]
+    x f16 [T, D] -> projected f32 [q k v | z | b a, in terms] -> gated f16 [T, Nv, 128] -> delta f32 [T, D] (norm.py)
 
 Where no sequence has more than one row, all between the two products is one launch (delta_decode).
 
@@ -63,11 +63,11 @@ class DeltaNet:
                    upload(-np.exp(get(a + "A_log"))), upload(get(a + "dt_bias")), upload(get(a + "norm.weight")), pools,
                    config.conv_channels, config.rms_norm_eps)
 
-    def queue(self, backend, b, work):
-        """Queue the mixer of a round with buffers b: b.x -> b.delta."""
-        self.into.launch(backend, b.x, b.projected, work)
+    def queue(self, backend, b, work, norm, then):
+        """Queue the mixer of a round with buffers b, from one norm to the next: b.x -> b.delta."""
+        norm.after(backend, b, self.into, b.projected, work)
         self.advance(backend, b, b.bucket.deep)
-        self.out.launch(backend, b.gated.reshape(b.bucket.rows, b.gated.shape[1] * 128), b.delta, work)
+        then.before(backend, b, self.out, b.gated.reshape(b.bucket.rows, b.gated.shape[1] * 128), work)
 
     @property
     def matrices(self):

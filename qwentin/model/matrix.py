@@ -17,7 +17,7 @@ import numpy as np
 
 from .. import numerics
 from ..errors import CheckpointError
-from ..kernels import dense, gemv, gemv_glu, packed, strips
+from ..kernels import dense, gemv, gemv_glu, gemv_residual, packed, strips
 from ..kernels.quantise import alpha_of
 from . import terms
 from .encodings import Rows, Tiles
@@ -55,17 +55,27 @@ class Matrix:
                        alpha=None if self.alpha is None else self.alpha[:n // packed.ROWS],
                        plain=self.plain[:rows - n] if rows > n else None)
 
-    def launch(self, backend, x, out, work):
-        """Queue out[:, :] = x w^T. x f16 [M, K], M <= 32; out f32 [M, width]."""
+    def launch(self, backend, x, out, work, **norm):
+        """Queue out[:, :] = x w^T. x f16 [M, K], M <= 32; out f32 [M, width]. norm: squares and eps of x that `add` left."""
         if self.gated:
             gemv_glu.launch(backend.stream, self.tiles, x, out, work, self.n, self.packing, backend.multiprocessors,
-                            self.alpha, shared=backend.shared)
+                            self.alpha, shared=backend.shared, **norm)
             return
         if self.plain is not None:                  # the small one first: meanwhile gemv asks for its first weights
             dense.launch(backend.stream, self.plain, x, self.n, out)
         if self.tiles is not None:
             gemv.launch(backend.stream, self.tiles, x, out, work, self.n, self.packing, backend.multiprocessors, self.alpha,
-                        shared=backend.shared)
+                        shared=backend.shared, **norm)
+
+    @property
+    def adds(self):
+        """Whether `add` can be called."""
+        return self.tiles is not None and self.plain is None and not self.gated and self.n % packed.STRIP == 0
+
+    def add(self, backend, x, b, weight, work):
+        """Queue b.hidden += x w^T, and b.x and b.squares for a norm of this weight, which the next product applies."""
+        gemv_residual.launch(backend.stream, self.tiles, x, b.hidden, weight, b.x, b.squares, work, self.n, self.packing,
+                             backend.multiprocessors, self.alpha, shared=backend.shared)
 
 
 def workspace(backend):

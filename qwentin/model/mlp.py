@@ -1,6 +1,6 @@
 """The MLP on the device: gate and up as one matrix, their gated product, down.
 
-    x f16 [T, D] -> product f16 [T, F] -> delta f32 [T, D]               packed weights
+    x f16 [T, D] -> product f16 [T, F] -> delta f32 [T, D], or added     packed weights; norm.py says when
     x -> gate_up f32 [T, 2 F] -> product -> delta                        16-bit ones: the product is a kernel of its own
 
 Who calls: model/cuda.py. Proven against model/cpu.py by tests/test_cuda.py.
@@ -23,14 +23,14 @@ class Mlp:
         return cls(source.glu(prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"),
                    source.matrix(prefix + "mlp.down_proj.weight"))
 
-    def queue(self, backend, b, work):
-        """Queue the MLP of a round with buffers b: b.x -> b.delta."""
+    def queue(self, backend, b, work, norm, then):
+        """Queue the MLP of a round with buffers b, from one norm to the next: b.x -> b.delta."""
         if self.gate_up.gated:
-            self.gate_up.launch(backend, b.x, b.product, work)
+            norm.after(backend, b, self.gate_up, b.product, work)
         else:
-            self.gate_up.launch(backend, b.x, b.gate_up, work)
+            norm.after(backend, b, self.gate_up, b.gate_up, work)
             swiglu.launch(backend.stream, b.gate_up, b.product)
-        self.down.launch(backend, b.product, b.delta, work)
+        then.before(backend, b, self.down, b.product, work)
 
     @property
     def matrices(self):

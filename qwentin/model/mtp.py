@@ -52,5 +52,5 @@ class DraftHead:
         embed.launch(stream, c.follows, table, scale, c.hidden, format)
         c.norm(self.from_embedding, c.hidden, None, self.norm_embedding, self.eps)
         c.times(self.from_embedding, c.hidden)
-        c.norm(self.layer.mixer.qkv, c.hidden, c.delta, self.layer.norm_in, self.layer.eps)
+        c.norm(self.layer.mixer.qkv, c.hidden, c.delta, self.layer.norm_in.weight, self.eps)
         self.layer.mixer.append(backend, c, c.seeds)

@@ -23,6 +23,10 @@ class Trace:
     def add(self, name, array):
         self.arrays[name] = np.array(array, np.float32)
 
+    def grow(self, name, stream):
+        """Add what the residual stream has grown by since all that was added before, the embeddings first."""
+        self.add(name, stream - sum(self.arrays.values()))
+
     def first_difference(self, reference, rtol: float = ALLOWED) -> str | None:
         """The first part whose error ||got - want|| / ||want|| exceeds rtol, in words; None if there is none.
 

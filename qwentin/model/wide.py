@@ -128,10 +128,10 @@ class Wide:
         table, scale, format = tower.embedding
         embed.launch(stream, c.tokens, table, scale, c.hidden, format)
         for i, layer in enumerate(tower.layers):
-            c.norm(layer.mixer.matrices[0], c.hidden, c.delta if i else None, layer.norm_in, layer.eps)
+            c.norm(layer.mixer.matrices[0], c.hidden, c.delta if i else None, layer.norm_in.weight, layer.norm_in.eps)
             layer.mixer.queue_wide(self.backend, c)
             watch(f"layer {i} {layer.mixer.kind}", c.hidden, c.delta)
-            c.norm(layer.mlp.matrices[0], c.hidden, c.delta, layer.norm_post, layer.eps)
+            c.norm(layer.mlp.matrices[0], c.hidden, c.delta, layer.norm_post.weight, layer.norm_post.eps)
             layer.mlp.queue_wide(self.backend, c)
             watch(f"layer {i} mlp", c.hidden, c.delta)
         rmsnorm.launch(stream, c.hidden, c.delta, tower.norm, c.normed, tower.config.rms_norm_eps)
