@@ -33,8 +33,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
 from activations import e4m3  # noqa: E402
 
 TINY = dict(hidden_size=128, intermediate_size=128, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"],
-            num_attention_heads=2, num_key_value_heads=1, head_dim=256, linear_num_key_heads=1, linear_num_value_heads=2,
-            linear_key_head_dim=128, linear_value_head_dim=128, vocab_size=256)
+            num_attention_heads=2, num_key_value_heads=1, head_dim=256, linear_num_key_heads=1, linear_num_value_heads=3,
+            linear_key_head_dim=128, linear_value_head_dim=128, vocab_size=256)     # heads of delta_chunk's cases
 PART, STATE, HALF, BF16 = 2.0 ** -5, 2.0 ** -8, 2.0 ** -10, 2.0 ** -8
 ROWS, PAGES = 70, 3
 IDS = np.random.default_rng(0).integers(0, 256, ROWS + 1).astype(np.int32)
@@ -94,17 +94,34 @@ def test_a_chunk_part_by_part(towers):
     compare_parts(*towers, PART, PART, STATE)
 
 
-@pytest.mark.parametrize("weights", ["source", "checkpoint"])
-def test_a_chunk_of_f16_part_by_part(weights, request):
-    """The draft head's keys, too, behind the same hiddens."""
+@pytest.fixture(scope="module")
+def nvfp4(source, tmp_path_factory):
+    """Packed with scales for 16 inputs."""
+    packed = tmp_path_factory.mktemp("packed") / "nvfp4"
+    prepare(source.directory, packed, weights="fp4").run()
+    return open_checkpoint(packed)
+
+
+@pytest.mark.parametrize("weights, chip, format", [("source", "sm_90a", "f16"), ("checkpoint", "sm_90a", "f16"),
+                                                   ("nvfp4", "sm_120a", "e4m3")])
+def test_a_chunk_of_f16_part_by_part(weights, chip, format, request):
+    """The draft head's keys, too, behind the same hiddens. Asked for, or what the chip has for the weights."""
     weights = request.getfixturevalue(weights)
-    gpu = CudaTower(weights.config, Source(weights, EmulatorBackend("sm_90a")), PAGES, 1, active=1, wide=128, prefill="f16")
+    gpu = CudaTower(weights.config, Source(weights, EmulatorBackend(chip)), PAGES, 1, active=1, wide=128, prefill=format)
     cpu = CpuTower(weights, PAGES, 1)
     c = compare_parts(gpu, cpu, HALF, BF16, HALF)
     hidden = c.normed[:ROWS].copy()
     gpu.mtp.queue_seeds(gpu.backend, c, gpu.embedding)
     cpu.forward_mtp(pack([Rows(IDS[1:ROWS + 1], 0, TABLE, 0, np.zeros(0, np.int32))]), hidden)
     assert off(decode_bf16(gpu.kv[2][TABLE[0]][:ROWS]), cpu.kv[0, -1, TABLE[0], :ROWS]) < BF16
+
+
+def test_a_chunk_of_packed_matrices_part_by_part(checkpoint, towers):
+    """Block-scaled on the chip that has it: nothing is unpacked."""
+    gpu = CudaTower(checkpoint.config, Source(checkpoint, EmulatorBackend("sm_120a")), PAGES, 1, active=1, wide=128,
+                    resident=True)
+    assert not gpu.wide.arena.resident and "matrix" not in gpu.wide.arena.memory
+    compare_parts(gpu, towers[1], PART, PART, STATE)
 
 
 def compare_parts(gpu, cpu, part_off, attention_off, state_off):
@@ -149,12 +166,15 @@ def test_the_chunk_is_what_chip_and_memory_allow(checkpoint):
     whole = on_device(EngineConfig(**config), checkpoint, None, EmulatorBackend("sm_90a"), enough - 1)
     assert whole.chunk == 4096 and whole.report()["prefill"] == "chunks of 4096 rows, e4m3 activations"
     assert plenty.memory["prefill"] - whole.memory["prefill"] == sum(
-        m.n * m.tiles.shape[1] * 132 for part in parts(whole.tower) for m in part.matrices if m.n % 128 == 0) + 896 * 132
+        -(-m.n // 128) * 128 * m.tiles.shape[1] * 132 for part in parts(whole.tower) for m in part.matrices)
     least = sum(whole.memory.values()) - whole.memory["KV"] * 3 // 4 + CONTEXT       # one context of the four
     less = on_device(EngineConfig(**config), checkpoint, None, EmulatorBackend("sm_90a"), least - 1)
     assert less.chunk == 2048
-    plain = on_device(EngineConfig(**config), checkpoint, None, EmulatorBackend("sm_120a"), 2 << 30)
-    assert plain.chunk == 0 and plain.prefill == "rounds of 32 rows, f16 activations: no e4m3 product for sm_120a"
+    scaled = on_device(EngineConfig(**config), checkpoint, None, EmulatorBackend("sm_120a"), 2 << 30)
+    assert scaled.chunk == 4096 and scaled.report()["prefill"] == "chunks of 4096 rows, e4m3 activations"
+    assert scaled.memory["prefill"] < whole.memory["prefill"]
+    plain = on_device(EngineConfig(**config), checkpoint, None, EmulatorBackend("sm_80"), 2 << 30)
+    assert plain.chunk == 0 and plain.prefill == "rounds of 32 rows, f16 activations: no e4m3 product for sm_80"
 
 
 def test_16_bits_of_activations_where_asked_or_of_weights(checkpoint, source, tmp_path):

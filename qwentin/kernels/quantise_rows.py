@@ -1,4 +1,4 @@
-"""quantise_rows: activations as the e4m3 tiles and scales that gemm_sm90a reads.
+"""quantise_rows: activations as the e4m3 tiles and scales that gemm_sm90a and gemm_sm120a read.
 
     scale[m] = max |x[m, k]| over all k / 448;  1 where all are zero
     tiles    = x / scale, rounded to e4m3; each four inputs in packed.ORDER, as unpack_e4m3 leaves a matrix

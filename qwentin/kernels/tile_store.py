@@ -1,4 +1,4 @@
-"""Rows as the e4m3 tiles that gemm_sm90a reads, written by the kernel that makes them: quantise_rows.py without the detour.
+"""Rows as the e4m3 tiles of wide products, written by the kernel that makes them: quantise_rows.py without the detour.
 
     tiles  u8 [ceil(M / 128), K / 128, 128, 128]        gemm_sm90a.py draws them; each four inputs in packed.ORDER
     scale  f32 [M rounded up to 128]                    max |x| of a row / 448;  1 where all are zero

@@ -5,6 +5,9 @@
                    (rmsnorm_tiles, quantise_rows)       (unpack_e4m3, unpack_nvfp4)
     Halves         f16 tiles                            as f16 tiles, in a scratch       gemm_sm90a    sm_90a, f16, and of
                    (tile_rows)                          (unpack_f16, tile_rows)                        e4m3 what is left
+    BlockScaled    as for Unpacking                     as it is packed                  gemm_sm120a   sm_120a, e4m3
+    Portable       f16, as they are                     as it is packed                  gemm          sm_120a, f16, and of
+                                                                                                       e4m3 what is left
 
 A matrix goes the first way that takes it. A way says what memory it wants and queues three things: a norm whose results are
 rows that are multiplied next, rows of f16 made ready for it, and the product. What it has no memory of its own for are
@@ -17,8 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernels import (gemm_sm90a, packed, quantise_rows, rmsnorm, rmsnorm_tiles, tile_rows, unpack_e4m3, unpack_f16,
-                       unpack_nvfp4)
+from ..kernels import (gemm, gemm_sm90a, gemm_sm120a, packed, quantise_rows, rmsnorm, rmsnorm_tiles, tile_rows,
+                       unpack_e4m3, unpack_f16, unpack_nvfp4)
 from ..kernels.packed import NVFP4
 
 TILE = gemm_sm90a.TILE
@@ -187,4 +190,56 @@ class Halves(HalfRows, Unpacking):
             unpack_f16.launch(stream, matrix.tiles, matrix.alpha, tiles, scale, matrix.n, matrix.packing)
 
 
-WAYS = {("sm_90a", "e4m3"): (Unpacking(), Halves()), ("sm_90a", "f16"): (Halves(),)}
+class BlockScaled(TiledRows):
+    """The matrix is read as it is packed; its scales go to the instruction, or are those of 128 inputs."""
+
+    def takes(self, matrix) -> bool:
+        return as_packed(matrix) and matrix.packing.block >= 32
+
+    def scratch(self, matrix):
+        return {}
+
+    def times(self, c, matrix, rows, out, gated):
+        """Queue the product of rows that are ready."""
+        backend, m = c.arena.backend, matrix
+        gemm_sm120a.launch(backend.stream, *rows, m.tiles, out, m.n, m.packing, backend.multiprocessors, gated)
+
+
+class Portable:
+    """Rows in f16 as they are, and the matrix as it is packed."""
+    activations, delta = HalfRows.activations, HalfRows.delta
+
+    def takes(self, matrix) -> bool:
+        return as_packed(matrix)
+
+    def scratch(self, matrix):
+        return {}
+
+    def row_bytes(self, k):
+        """Of a row of K inputs that a norm leaves, by piece."""
+        return {"tiles": 2 * k}
+
+    def rows(self, c, k):
+        """A chunk's rows that a norm left."""
+        return c.piece("tiles", np.float16, k)
+
+    def norm(self, c, hidden, delta, weight, eps):
+        """Queue hidden += delta, and its norm as the rows that are multiplied next."""
+        rmsnorm.launch(c.arena.backend.stream, hidden, delta, weight, self.rows(c, hidden.shape[1]), eps)
+
+    def ready(self, c, rows):
+        """Rows f16 [T, K] as they are."""
+        return rows
+
+    def times(self, c, matrix, rows, out, gated):
+        """Queue the product of rows that are ready."""
+        gemm.launch(c.arena.backend.stream, matrix.tiles, rows, out, matrix.n, matrix.packing, matrix.alpha, gated)
+
+
+def as_packed(matrix) -> bool:
+    """Whether a matrix is packed, all of it, in whole tiles of outputs, of strips where it is gated."""
+    return whole(matrix) and matrix.n % (packed.STRIP if matrix.gated else packed.ROWS) == 0
+
+
+WAYS = {("sm_90a", "e4m3"): (Unpacking(), Halves()), ("sm_90a", "f16"): (Halves(),),
+        ("sm_120a", "e4m3"): (BlockScaled(), Portable()), ("sm_120a", "f16"): (Portable(),)}
