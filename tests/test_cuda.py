@@ -209,7 +209,7 @@ def test_packed_weights(tmp_path, weights, kv):
     both = Both(towers(tmp_path / "packed", kv=kv))
     layers = both.pair[0].layers
     assert all(layer.mlp.gate_up.gated for layer in layers) and layers[0].mixer.into.terms == (5 if weights == "fp4" else 3)
-    assert [layer.norm_in.folded for layer in layers] == [False] + [True] * 7
+    assert [layer.norm_in.folded for layer in layers] == [False] + [True] * 3
     assert all(layer.norm_post.folded for layer in [*layers, both.pair[0].mtp.layer])
     step = pack([both.rows(IDS[:2])])
     errors = both.pair[0].trace(step).errors(trace_cpu(both.pair[1], step))
