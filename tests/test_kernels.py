@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qwentin import kernels
-from qwentin.kernels import build, lab, machines
+from qwentin.kernels import build, lab, machines, packed
 from qwentin.kernels.disassembler import opcodes
 
 CASES = [pytest.param(name, i, id=f"{name}-{lab.spelled(case).replace(' ', '-')}")
@@ -89,6 +89,9 @@ REFUSALS = [
     ("gemv_glu", dict(n=128, k=128), dict(out=np.zeros((1, 62), np.float16)), "W even and at least 64, got (1, 62)"),
     ("gemv_residual", dict(n=128, k=128), dict(weight=np.zeros(64, F32)), "weight must be float32 (128,), got"),
     ("gemv_residual", dict(n=128, k=128), dict(squares=np.zeros(31, F32)), "squares must be f32 of at least (1, 1, 4, 8)"),
+    ("gemm_sm120a", dict(m=1, n=128, k=128), dict(n=16, gated=True), "n a positive multiple of 16, of 128 if gated"),
+    ("gemm_sm120a", dict(m=1, n=16, k=128), dict(packing=packed.NVFP4), "takes scales for 32 or 128 inputs, got 16"),
+    ("gemm_sm120a", dict(m=1, n=16, k=128), dict(x_scale=np.ones(1, F32)), "x_scale must be float32 (128,), got float32 (1,)"),
     ("rope_append", dict(), dict(places=np.zeros(2, np.int32)), "places must have shape (1,), got (2,)"),
     ("rope_append", dict(), dict(inv_freq=np.zeros(12, F32)), "inv_freq must have a multiple of 8 elements"),
     ("rope_append", dict(), dict(v_pages=np.zeros((2, 128, 4, 256), np.uint8)), "v_pages must be uint16"),
