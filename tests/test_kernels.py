@@ -91,7 +91,7 @@ REFUSALS = [
     ("gemv_residual", dict(n=128, k=128), dict(squares=np.zeros(31, F32)), "squares must be f32 of at least (1, 1, 4, 8)"),
     ("gemm_sm120a", dict(m=1, n=128, k=128), dict(n=16, gated=True), "n a positive multiple of 16, of 128 if gated"),
     ("gemm_sm120a", dict(m=1, n=16, k=128), dict(packing=packed.NVFP4), "takes scales for 32 or 128 inputs, got 16"),
-    ("gemm_sm120a", dict(m=1, n=16, k=128), dict(x_scale=np.ones(1, F32)), "x_scale must be float32 (128,), got float32 (1,)"),
+    ("gemm_sm120a", dict(m=1, n=16, k=128), dict(x_scale=np.ones(1, F32)), "x_scale must be float32 (128,), got float32"),
     ("rope_append", dict(), dict(places=np.zeros(2, np.int32)), "places must have shape (1,), got (2,)"),
     ("rope_append", dict(), dict(inv_freq=np.zeros(12, F32)), "inv_freq must have a multiple of 8 elements"),
     ("rope_append", dict(), dict(v_pages=np.zeros((2, 128, 4, 256), np.uint8)), "v_pages must be uint16"),
