@@ -21,6 +21,7 @@ from numba.cuda import types
 
 from .. import numerics
 from . import octet, ptx, reduce, shares
+from .activation import sigmoid
 from .build import device, kernel
 from .octet import format_of
 from .parity import Output
@@ -30,7 +31,6 @@ from .unroll import static_range
 HEAD = 256
 WARPS = 8
 FLIGHT = 4                    # pieces a warp loads at once: a turn costs the latency of L2, not its bandwidth
-LOG2_E = float(np.log2(np.e))
 REGISTERS = 96                # two blocks of 256 threads a multiprocessor and more
 SASS = {"sm_90a": ("LDG.E.128", "MUFU.EX2"), "sm_120a": ("LDG.E.128", "MUFU.EX2")}
 # Each weight is off by 2^-22 (exp2.approx) and the sums by (turns of 4 + 8 warps) 2^-24 of the sum of magnitudes, a
@@ -128,7 +128,7 @@ def build(gate_format, out_format):
                 x, weight = summed(sums, weights, lane)
                 factor = v_scale * ptx.reciprocal(weight)
                 store(out, u64(row * heads + head) * (HEAD // 8) + lane,
-                      tuple(x[j] * factor * ptx.reciprocal(1.0 + ptx.exp2(gate[j] * -LOG2_E)) for j in static_range(8)))
+                      tuple(x[j] * factor * sigmoid(gate[j]) for j in static_range(8)))
     return attn_combine
 
 

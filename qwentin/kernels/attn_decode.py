@@ -39,6 +39,7 @@ from numba.cuda import types
 
 from .. import numerics
 from . import attn_combine, kv_tile, online_softmax, ptx, shares
+from .activation import LOG2_E
 from .build import device, kernel
 from .kv_tile import HEAD, PAGE
 from .octet import format_of
@@ -52,7 +53,6 @@ PAIRS = 48                    # (row, head) pairs a block takes: three tiles are
 STAGES = 2                    # tiles in shared memory: 64 KiB, so three blocks fit an H200's multiprocessor, one a 5090's
 MOST_ROWS = 32                # of a sequence: bits of a mask
 RESERVED = 1024               # bytes of shared memory that the system takes beside a block's own
-LOG2_E = float(np.log2(np.e))
 REGISTERS = 255               # 128 threads may have all
 SASS = {"sm_90a": ("HMMA.16816", "LDGSTS", "LDSM.16", "MUFU.EX2"),
         "sm_120a": ("HMMA.16816", "LDGSTS", "LDSM.16", "MUFU.EX2")}

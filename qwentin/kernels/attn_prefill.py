@@ -35,6 +35,7 @@ from numba.cuda import types
 
 from .. import numerics
 from . import attn_combine, kv_tile, ptx, shares
+from .activation import LOG2_E
 from .attn_decode import real
 from .build import kernel, lineless_device
 from .gate import store_gated
@@ -49,7 +50,6 @@ LINES, WARPS = 128, 8         # 16 lines a warp: 128 sums a lane
 THREADS = 32 * WARPS
 TILE_BYTES = 16384            # of keys, and of values: with the queries' 64 KiB all of an RTX 5090's shared memory
 UNIT = 512                    # keys that are never split
-LOG2_E = float(np.log2(np.e))
 REGISTERS = 255               # 256 threads may have all
 SASS = {"sm_90a": ("HMMA.16816", "LDGSTS", "LDSM.16", "MUFU.EX2"),
         "sm_120a": ("HMMA.16816", "LDGSTS", "LDSM.16", "MUFU.EX2")}

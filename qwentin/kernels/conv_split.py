@@ -33,7 +33,8 @@ import functools
 
 import numpy as np
 
-from . import octet, plan as plans, ptx
+from . import octet, plan as plans, ptx, reduce
+from .activation import sigmoid, silu, softplus
 from .build import device, kernel
 from .octet import format_of
 from .parity import Output
@@ -45,7 +46,6 @@ OCTETS = HEAD // 8                                    # lanes a head
 TAPS = 4
 NONE, HEADER, WINDOW = plans.NONE, plans.HEADER, plans.WINDOW
 WARPS = 8                                             # a block, where a sequence has several rows
-LOG2_E = 1.4426950408889634
 EPS = 1e-6                                            # the model's constant, added to the sum of squares
 SCALE = HEAD ** -0.5
 REGISTERS = 128                                       # four taps, four weights, three window rows: 88 floats
@@ -95,24 +95,6 @@ def ref(projected, weight, decay, dt_bias, plan, parents, window, pending, k, v,
             q[t], k[now, i], v[now, i] = unit[:Nk] / np.sqrt(HEAD), unit[Nk:2 * Nk], y[2 * Nk:]
             beta[now, i], g[now, i] = 1 / (1 + np.exp(-b[t])), decay * np.logaddexp(0, a[t] + real(dt_bias))
     return dict(q=q, k=k, v=v, beta=beta, g=g, window=window, pending=pending)
-
-
-@device
-def sigmoid(x):
-    """1 / (1 + e^-x); e^-x may be infinite."""
-    return ptx.reciprocal(1.0 + ptx.exp2(x * -LOG2_E))
-
-
-@device
-def softplus(x):
-    """max(x, 0) + log(1 + e), e = e^-|x|, with the logarithm as 2 atanh(s), s = e / (2 + e) <= 1/3: eight terms of its
-    series leave 2^-26 of it, and small values keep all their digits, which a state that forgets slowly lives on."""
-    e = ptx.exp2(ptx.absolute(x) * -LOG2_E)
-    s = e * ptx.reciprocal(2.0 + e)
-    square, series = s * s, 1 / 15
-    for n in static_range(7):
-        series = ptx.fma(series, square, 1 / (13 - 2 * n))
-    return ptx.maximum(x, 0.0) + 2.0 * s * series
 
 
 @functools.cache
@@ -186,13 +168,8 @@ def build(key_heads, value_heads, columns, m, several, in_format, weight_format,
                     c = mix_at(projected, first + three, column)
                 y = tuple(ptx.fma(x[j], w[3][j], ptx.fma(a[j], w[2][j], ptx.fma(b[j], w[1][j], c[j] * w[0][j])))
                           for j in static_range(8))
-                y = tuple(y[j] * sigmoid(y[j]) for j in static_range(8))
-                total = 0.0
-                for j in static_range(8):
-                    total = ptx.fma(y[j], y[j], total)
-                for step in static_range(4):
-                    total += ptx.shuffle_xor_f32(total, OCTETS // 2 >> step)
-                unit = ptx.rsqrt(total + EPS)
+                y = tuple(silu(y[j]) for j in static_range(8))
+                unit = ptx.rsqrt(reduce.half_warp_sum(octet.squares(y)) + EPS)
                 to, factor = q + ((first + i) * key_heads + head) * (HEAD * 4), unit * SCALE
                 row = u32(now * m + i)
                 if head >= key_heads:

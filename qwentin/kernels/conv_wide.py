@@ -30,10 +30,11 @@ import functools
 
 import numpy as np
 
-from . import ptx
+from . import octet, ptx, reduce
+from .activation import sigmoid, silu, softplus
 from .build import device, kernel
-from .conv_split import EPS, GATE, HEAD, TAPS, sigmoid, softplus
-from .octet import format_of, widened
+from .conv_split import EPS, GATE, HEAD, TAPS
+from .octet import format_of
 from .parity import Output
 from .ptx import f32, u32, u64
 from .unroll import static_range
@@ -73,33 +74,19 @@ def ref(span, projected, weight, decay, dt_bias, window, terms):
 @functools.cache
 def loads(format):
     """(bytes of an element, quad, one): device functions (address, index) -> four float32; (address) -> one."""
-    if format == "f32":
-        @device
-        def quad(p, i):
+    PLAIN, two = format == "f32", octet.TWO.get(format, octet.widened)
+
+    @device
+    def quad(p, i):
+        if PLAIN:
             return ptx.load_f32x4(p + i * 16)
+        w = ptx.load_x2(p + i * 8)
+        return two(w[0]) + two(w[1])
 
-        @device
-        def one(p):
-            return ptx.load_f32(p)
-    elif format == "bf16":
-        @device
-        def quad(p, i):
-            w = ptx.load_x2(p + i * 8)
-            return widened(w[0]) + widened(w[1])
-
-        @device
-        def one(p):
-            return ptx.f32_bits(u32(u32(ptx.load_u16(p)) << 16))
-    else:
-        @device
-        def quad(p, i):
-            w = ptx.load_x2(p + i * 8)
-            return ptx.f32x2_f16x2(w[0]) + ptx.f32x2_f16x2(w[1])
-
-        @device
-        def one(p):
-            return ptx.f32_f16(ptx.load_u16(p))
-    return 4 if format == "f32" else 2, quad, one
+    @device
+    def one(p):
+        return ptx.load_f32(p) if PLAIN else two(u32(ptx.load_u16(p)))[0]
+    return 4 if PLAIN else 2, quad, one
 
 
 @functools.cache
@@ -151,13 +138,11 @@ def build(key_heads, value_heads, columns, format, terms):
         """Four channels of a row: the convolution, silu and, of q and k, the unit."""
         y = tuple(ptx.fma(x[j], w[3][j], ptx.fma(a[j], w[2][j], ptx.fma(b[j], w[1][j], c[j] * w[0][j])))
                   for j in static_range(4))
-        y = tuple(y[j] * sigmoid(y[j]) for j in static_range(4))
+        y = tuple(silu(y[j]) for j in static_range(4))
         factor = f32(1.0)
         if normed:
             total = ptx.fma(y[3], y[3], ptx.fma(y[2], y[2], ptx.fma(y[1], y[1], y[0] * y[0])))
-            for step in static_range(5):
-                total += ptx.shuffle_xor_f32(total, 16 >> step)
-            factor = ptx.rsqrt(total + EPS)
+            factor = ptx.rsqrt(reduce.warp_sum(total) + EPS)
         return ptx.f16x2(y[0] * factor, y[1] * factor), ptx.f16x2(y[2] * factor, y[3] * factor)
 
     @kernel(threads=32 * WARPS, min_blocks=4)

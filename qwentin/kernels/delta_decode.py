@@ -40,10 +40,11 @@ import functools
 import numpy as np
 from numba import cuda
 
-from . import octet, plan as plans, ptx
+from . import octet, plan as plans, ptx, reduce
+from .activation import power, sigmoid, silu, softplus
 from .build import device, kernel
-from .conv_split import EPS, GATE, K, MOVED, OCTETS, SCALE, TAPS, V, sigmoid, softplus
-from .delta_state import (COLUMNS, HEAD, load_state, offset, plus, power, product, scattered, stepped, store_state, summed,
+from .conv_split import EPS, GATE, K, MOVED, OCTETS, SCALE, TAPS, V
+from .delta_state import (COLUMNS, HEAD, load_state, offset, plus, product, scattered, stepped, store_state, summed,
                           vector)
 from .octet import format_of
 from .parity import Output
@@ -142,13 +143,8 @@ def build(key_heads, value_heads, columns, m, terms, out_format):
                 b += ptx.read_f32(at)
                 a += ptx.read_f32(at + value_heads * 4)
             y = tuple(ptx.select(part == Z, x[j], ptx.fma(x[j], new[j], y[j])) for j in static_range(8))
-            y = tuple(y[j] * sigmoid(y[j]) for j in static_range(8))
-            total = 0.0
-            for j in static_range(8):
-                total = ptx.fma(y[j], y[j], total)
-            for step in static_range(4):
-                total += ptx.shuffle_xor_f32(total, OCTETS // 2 >> step)
-            unit = ptx.rsqrt(total + EPS)
+            y = tuple(silu(y[j]) for j in static_range(8))
+            unit = ptx.rsqrt(reduce.half_warp_sum(octet.squares(y)) + EPS)
             factor = ptx.select(part == Q, unit * SCALE, ptx.select(part == K_NEW, unit, f32(1.0)))
             y = tuple(y[j] * ptx.select(part == Z, gain[j], factor) for j in static_range(8))
             to = u32(shared + part * VECTOR + i * 32)

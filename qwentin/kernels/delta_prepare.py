@@ -35,8 +35,9 @@ from numba import cuda
 from numba.cuda import types
 
 from . import ptx
+from .activation import power
 from .build import device, kernel
-from .delta_state import HEAD, power
+from .delta_state import HEAD
 from .octet import format_of
 from .parity import Output
 from .ptx import f32, u32, u64

@@ -12,13 +12,13 @@ A product S^T x takes 16 fma down each column of a lane, then three shuffles dow
 warp needs nobody. Used by delta_verify; all 32 lanes must take part.
 """
 from . import ptx
+from .activation import power
 from .build import device
 from .ptx import u32
 from .unroll import static_range
 
 HEAD = 128                # dk = dv
 COLUMNS = 16
-LOG2_E = 1.4426950408889634
 
 
 @device
@@ -91,12 +91,6 @@ def scattered(x):
     x = tuple(kept(x[c], x[c + 4], 16) for c in static_range(4))
     x = tuple(kept(x[c], x[c + 2], 8) for c in static_range(2))
     return kept(x[0], x[1], 4)
-
-
-@device
-def power(x):
-    """e^x."""
-    return ptx.exp2(x * LOG2_E)
 
 
 @device

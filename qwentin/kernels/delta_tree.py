@@ -15,8 +15,9 @@ A block of two warps shares k, q, A and B; each has 16 columns of S (delta_state
 import functools
 
 from . import ptx
+from .activation import power
 from .build import device
-from .delta_state import HEAD, power, product, scattered, shared_vector
+from .delta_state import HEAD, product, scattered, shared_vector
 from .plan import NONE
 from .ptx import u32
 from .unroll import static_range

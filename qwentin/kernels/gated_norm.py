@@ -14,7 +14,8 @@ import functools
 
 import numpy as np
 
-from . import octet, ptx
+from . import octet, ptx, reduce
+from .activation import silu
 from .build import kernel
 from .octet import format_of
 from .parity import Output
@@ -24,7 +25,6 @@ from .unroll import static_range
 HEAD = 128
 OCTETS = HEAD // 8                                    # lanes a head
 HEADS = 8                                             # a block
-LOG2_E = 1.4426950408889634
 REGISTERS = 64
 SASS = {"sm_90a": ("LDG.E.128", "STG.E.128", "MUFU.EX2", "MUFU.RSQ"),
         "sm_120a": ("LDG.E.128", "STG.E.128", "MUFU.EX2", "MUFU.RSQ")}
@@ -56,15 +56,9 @@ def build(heads, columns, column, o_format, z_format, out_format):
         w = ptx.load_f32x4(weight + lane * 32) + ptx.load_f32x4(weight + lane * 32 + 16)
         ptx.wait_dependencies()
         x, z = load(o, at), load_z(projected, row * (columns // 8) + column // 8 + head * OCTETS + lane)
-        total = 0.0
-        for j in static_range(8):
-            total = ptx.fma(x[j], x[j], total)
-        for step in static_range(4):
-            total += ptx.shuffle_xor_f32(total, OCTETS // 2 >> step)
-        scale = ptx.rsqrt(total * (1.0 / HEAD) + eps)
+        scale = ptx.rsqrt(reduce.half_warp_sum(octet.squares(x)) * (1.0 / HEAD) + eps)
         if mine < heads:
-            store(out, at, tuple(x[j] * scale * w[j] * (z[j] * ptx.reciprocal(1.0 + ptx.exp2(z[j] * -LOG2_E)))
-                                 for j in static_range(8)))
+            store(out, at, tuple(x[j] * scale * w[j] * silu(z[j]) for j in static_range(8)))
     return gated_norm
 
 

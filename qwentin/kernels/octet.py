@@ -13,7 +13,7 @@ import functools
 import numpy as np
 
 from . import ptx
-from .build import device
+from .build import device, lineless_device
 from .unroll import static_range
 
 FORMATS = {np.dtype(np.uint16): "bf16", np.dtype(np.float16): "f16", np.dtype(np.float32): "f32",
@@ -29,25 +29,30 @@ def format_of(name, array, *allowed):
     return found
 
 
+@lineless_device
+def widened(word):
+    """The two bf16 of a word: a bf16 is the upper half of a float32."""
+    return ptx.f32_bits(word << 16), ptx.f32_bits(word & 0xFFFF0000)
+
+
+TWO = {"bf16": widened, "f16": ptx.f32x2_f16x2}          # device function: the two elements of a word
+
+
 @functools.cache
 def load(format):
     """Device function (address u64, octet number) -> eight float32."""
+    two = TWO.get(format)
     if format == "f32":
         @device
         def load_octet(p, i):
             a = ptx.read_f32x4(p + i * 32)
             b = ptx.read_f32x4(p + i * 32 + 16)
             return a + b
-    elif format == "bf16":
+    elif two:
         @device
         def load_octet(p, i):
             w = ptx.read_x4(p + i * 16)
-            return widened(w[0]) + widened(w[1]) + widened(w[2]) + widened(w[3])
-    elif format == "f16":
-        @device
-        def load_octet(p, i):
-            w = ptx.read_x4(p + i * 16)
-            return ptx.f32x2_f16x2(w[0]) + ptx.f32x2_f16x2(w[1]) + ptx.f32x2_f16x2(w[2]) + ptx.f32x2_f16x2(w[3])
+            return two(w[0]) + two(w[1]) + two(w[2]) + two(w[3])
     else:
         @device
         def load_octet(p, i):
@@ -57,34 +62,34 @@ def load(format):
 
 
 @device
-def widened(word):
-    """The two bf16 of a word: a bf16 is the upper half of a float32."""
-    return ptx.f32_bits(word << 16), ptx.f32_bits(word & 0xFFFF0000)
-
-
-@device
 def byte(word, shift):
     """The e4m3 at bit `shift`: its exponent and mantissa placed in a float32's give the value times 2^-120, exactly."""
     code = word >> shift
     return ptx.f32_bits(((code & 0x80) << 24) | ((code & 0x7F) << 20)) * 2.0 ** 120
 
 
+@device
+def squares(x):
+    """The sum of an octet's squares."""
+    total = 0.0
+    for j in static_range(8):
+        total = ptx.fma(x[j], x[j], total)
+    return total
+
+
 @functools.cache
 def store(format):
     """Device function (address u64, octet number, eight float32) -> None; one rounding."""
+    pack = {"bf16": ptx.bf16x2, "f16": ptx.f16x2}.get(format)
     if format == "f32":
         @device
         def store_octet(p, i, x):
             ptx.store_f32x4(p + i * 32, (x[0], x[1], x[2], x[3]))
             ptx.store_f32x4(p + i * 32 + 16, (x[4], x[5], x[6], x[7]))
-    elif format == "bf16":
+    elif pack:
         @device
         def store_octet(p, i, x):
-            ptx.store_x4(p + i * 16, tuple(ptx.bf16x2(x[2 * j], x[2 * j + 1]) for j in static_range(4)))
-    elif format == "f16":
-        @device
-        def store_octet(p, i, x):
-            ptx.store_x4(p + i * 16, tuple(ptx.f16x2(x[2 * j], x[2 * j + 1]) for j in static_range(4)))
+            ptx.store_x4(p + i * 16, tuple(pack(x[2 * j], x[2 * j + 1]) for j in static_range(4)))
     else:
         @device
         def store_octet(p, i, x):

@@ -37,5 +37,13 @@ def add(x, y):
     return x + y
 
 
+@device
+def half_warp_sum(x):
+    """Of the 16 lanes of a half, both halves at once."""
+    for step in static_range(4):
+        x += ptx.shuffle_xor_f32(x, 8 >> step)
+    return x
+
+
 warp_sum, block_sum = reduction(add)
 warp_max, block_max = reduction(ptx.maximum)            # block_max: none below zero

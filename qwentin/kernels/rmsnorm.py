@@ -70,10 +70,7 @@ def rows(d, hidden_format, delta_format, weight_format):
             row = tuple(tuple(row[k][j] + more[k][j] for j in static_range(8)) for k in static_range(per_thread))
         total = 0.0
         for k in static_range(per_thread):
-            squares = 0.0
-            for j in static_range(8):
-                squares = ptx.fma(row[k][j], row[k][j], squares)
-            total += squares if inside(k) else 0.0
+            total += octet.squares(row[k]) if inside(k) else 0.0
         scale = ptx.rsqrt(reduce.block_sum(total, warps) * (1.0 / d) + eps)
         return mine, row, tuple(tuple(row[k][j] * scale * (1.0 + gain[k][j]) for j in static_range(8))
                                 for k in static_range(per_thread))

@@ -88,10 +88,7 @@ def build(heads, groups, hd, half, in_format, q_format, page_format):
 
     @device
     def normed(x, w, eps):
-        total = 0.0
-        for j in static_range(8):
-            total = ptx.fma(x[j], x[j], total)
-        scale = ptx.rsqrt(reduce.warp_sum(total) * (1.0 / hd) + eps)
+        scale = ptx.rsqrt(reduce.warp_sum(octet.squares(x)) * (1.0 / hd) + eps)
         return tuple(x[j] * scale * (1.0 + w[j]) for j in static_range(8))
 
     @device

@@ -12,6 +12,7 @@ import functools
 import numpy as np
 
 from . import octet, ptx
+from .activation import silu
 from .build import kernel
 from .octet import format_of
 from .parity import Output
@@ -19,7 +20,6 @@ from .ptx import u64
 from .unroll import static_range
 
 THREADS = 128
-LOG2_E = 1.4426950408889634
 REGISTERS = 40
 SASS = {"sm_90a": ("LDG.E.128", "STG.E.128", "MUFU.EX2"), "sm_120a": ("LDG.E.128", "STG.E.128", "MUFU.EX2")}
 # e^-x = 2^(-x log2 e): the argument, below 128 in size, is rounded to 2^-24 of itself and appears in the exponent, so the
@@ -50,8 +50,7 @@ def build(f, in_format, out_format):
         if i < octets:
             gate = load(gate_up, row * (2 * octets) + i)
             up = load(gate_up, row * (2 * octets) + octets + i)
-            store(out, row * octets + i, tuple(
-                gate[j] * ptx.reciprocal(1.0 + ptx.exp2(gate[j] * -LOG2_E)) * up[j] for j in static_range(8)))
+            store(out, row * octets + i, tuple(silu(gate[j]) * up[j] for j in static_range(8)))
     return swiglu
 
 
