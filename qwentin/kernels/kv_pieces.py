@@ -113,17 +113,13 @@ def fetch_e4m3(ring, bars, k_pages, v_pages, pages, group, groups, tile, stop, t
     row = row_of(pages, min(u32(tile + 1), u32(stop - 1)))
     while tile < stop:
         left = u32(there - tile * KEYS)
-        wait(u32(bars + (DEPTH + slot) * 8), parity)
-        x = tuple(turned(u32(ring + slot * PIECE + at + k * 1024), x[k], r + k * 8 < left, v_pages + source + k * stride)
-                  for k in static_range(KEYS // 8))
-        ptx.fence_async()
-        arrive(u32(bars + slot * 8), lane)
-        slot, parity = onward(slot, parity)
-        tile, source = u32(tile + 1), u64(u32(row + r)) * (groups * HEAD) + offset
-        row = row_of(pages, min(u32(tile + 1), u32(stop - 1)))
-        wait(u32(bars + (DEPTH + slot) * 8), parity)
-        x = tuple(turned(u32(ring + slot * PIECE + at + k * 1024), x[k], r + k * 8 < left, k_pages + source + k * stride)
-                  for k in static_range(KEYS // 8))
-        ptx.fence_async()
-        arrive(u32(bars + slot * 8), lane)
-        slot, parity = onward(slot, parity)
+        for half in static_range(2):
+            wait(u32(bars + (DEPTH + slot) * 8), parity)
+            x = tuple(turned(u32(ring + slot * PIECE + at + k * 1024), x[k], r + k * 8 < left,
+                             (k_pages if half else v_pages) + source + k * stride) for k in static_range(KEYS // 8))
+            ptx.fence_async()
+            arrive(u32(bars + slot * 8), lane)
+            slot, parity = onward(slot, parity)
+            if half == 0:
+                tile, source = u32(tile + 1), u64(u32(row + r)) * (groups * HEAD) + offset
+                row = row_of(pages, min(u32(tile + 1), u32(stop - 1)))

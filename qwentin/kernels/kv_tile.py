@@ -73,46 +73,32 @@ def copy(format, rows, threads):
 def key_fragments(format):
     """Device function (tile, row, j, lane) -> fragments of keys row .. row + 7 over chunks 4j .. 4j + 3, one a k-step of 16
     dims: 2 in bf16, 4 in e4m3."""
-    BYTES = row_bytes(format)
+    BYTES, PLAIN = row_bytes(format), format == "bf16"
 
     @device
-    def words(tile, row, j, lane):
-        return ptx.ldmatrix_x4(u32(tile + (row + lane % 8) * BYTES + (j * 4 + lane // 8 ^ lane % 8) * 16))
-
-    @device
-    def fragments_bf16(tile, row, j, lane):
-        w = words(tile, row, j, lane)
-        return (w[0], w[1]), (w[2], w[3])
-
-    @device
-    def fragments_e4m3(tile, row, j, lane):
-        w = words(tile, row, j, lane)
+    def fragments(tile, row, j, lane):
+        w = ptx.ldmatrix_x4(u32(tile + (row + lane % 8) * BYTES + (j * 4 + lane // 8 ^ lane % 8) * 16))
+        if PLAIN:
+            return (w[0], w[1]), (w[2], w[3])
         return tuple(widened(w[k]) for k in static_range(4))
-    return {"bf16": fragments_bf16, "e4m3": fragments_e4m3}[format]
+    return fragments
 
 
 @functools.cache
 def value_fragments(format):
     """Device function (tile, row, j, lane) -> fragments of keys row .. row + 15, one for each 8 dims of chunks 2j, 2j + 1:
     2 in bf16, 4 in e4m3 (even and odd dims of a chunk apart)."""
-    BYTES = row_bytes(format)
+    BYTES, PLAIN = row_bytes(format), format == "bf16"
 
     @device
-    def words(tile, row, j, lane):
-        return ptx.ldmatrix_x4_transposed(u32(tile + (row + lane % 16) * BYTES + (j * 2 + lane // 16 ^ lane % 8) * 16))
-
-    @device
-    def fragments_bf16(tile, row, j, lane):
-        w = words(tile, row, j, lane)
-        return (w[0], w[1]), (w[2], w[3])
-
-    @device
-    def fragments_e4m3(tile, row, j, lane):
-        w = words(tile, row, j, lane)
+    def fragments(tile, row, j, lane):
+        w = ptx.ldmatrix_x4_transposed(u32(tile + (row + lane % 16) * BYTES + (j * 2 + lane // 16 ^ lane % 8) * 16))
+        if PLAIN:
+            return (w[0], w[1]), (w[2], w[3])
         # a word holds two keys of dims 2n, 2n + 1: bring the bytes of a dim together
         x = tuple(widened(ptx.permute(w[k], 0, 0x3120)) for k in static_range(4))
         return (x[0][0], x[1][0]), (x[0][1], x[1][1]), (x[2][0], x[3][0]), (x[2][1], x[3][1])
-    return {"bf16": fragments_bf16, "e4m3": fragments_e4m3}[format]
+    return fragments
 
 
 @device
@@ -126,12 +112,13 @@ def store_dims(format):
     """Device function (address of a row of f32 [256], j, t, x0, x1, y0, y1) -> None: stores dims 16j .. 16j + 15 of a row of
     output tiles x and y, of which a lane of quad place t holds columns 2t and 2t + 1. The tiles are those of chunks 2j and
     2j + 1 in bf16, of the even and odd dims of chunk j in e4m3."""
-    @device
-    def store_bf16(row, j, t, x0, x1, y0, y1):
-        ptx.store_f32x2(row + (j * 16 + t * 2) * 4, (x0, x1))
-        ptx.store_f32x2(row + (j * 16 + t * 2 + 8) * 4, (y0, y1))
+    PLAIN = format == "bf16"
 
     @device
-    def store_e4m3(row, j, t, x0, x1, y0, y1):
-        ptx.store_f32x4(row + (j * 16 + t * 4) * 4, (x0, y0, x1, y1))
-    return {"bf16": store_bf16, "e4m3": store_e4m3}[format]
+    def store(row, j, t, x0, x1, y0, y1):
+        if PLAIN:
+            ptx.store_f32x2(row + (j * 16 + t * 2) * 4, (x0, x1))
+            ptx.store_f32x2(row + (j * 16 + t * 2 + 8) * 4, (y0, y1))
+        else:
+            ptx.store_f32x4(row + (j * 16 + t * 4) * 4, (x0, y0, x1, y1))
+    return store
