@@ -26,12 +26,13 @@ from . import attn_prefill, kv_tile, ptx, shares
 from .attn_prefill import (LINES, OUTPUTS, SCRATCH, UNIT, check, cost, ending, make, quad_max,              # noqa: F401
                            quad_sum, queue, ref, splits_for)
 from .build import kernel, lineless_device
-from .kv_pieces import COLUMN, DEPTH, KEYS, PIECE, arrive, fetch_bf16, fetch_e4m3, onward
+from .kv_pieces import COLUMN, DEPTH, KEYS, PIECE, fetch_bf16, fetch_e4m3, onward
 from .kv_tile import HEAD
 from .octet import format_of
 from .online_softmax import LOWEST, MINUS_INFINITY
 from .ptx import f32, u32, u64
 from .ptx_wgmma import wgmma, wgmma_commit, wgmma_fence, wgmma_wait
+from .ring import arrive, make_barriers
 from .strips import wait
 from .unroll import static_range
 
@@ -178,12 +179,7 @@ def build(per, format, gate_format, out_format, split):
             stop = min(stop, u32(shares.begin_of(u32(share + 1), units, count) * (UNIT // KEYS)))
         if first >= lines:
             return
-        if thread == 0:
-            for s in static_range(DEPTH):
-                ptx.mbarrier_init(u32(bars + s * 8), u32(4))
-                ptx.mbarrier_init(u32(bars + (DEPTH + s) * 8), u32(4 * GROUPS))
-            ptx.fence_block()
-        ptx.barrier()
+        make_barriers(bars, DEPTH, 4, 4 * GROUPS)
         ptx.launch_dependents()
         ptx.wait_dependencies()
         if warp < 4:

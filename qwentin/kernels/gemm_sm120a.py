@@ -49,6 +49,7 @@ from .octet import format_of
 from .packed import Packing
 from .ptx import f32, u32, u64
 from .ptx_wgmma import registers_down, registers_up
+from .ring import arrive, make_barriers
 from .strips import SHARED, TILES, added, silu, store_pair, wait
 from .unroll import static_range
 
@@ -191,9 +192,7 @@ def build(packing, out_format, gated):
                 full, here = u32(bars + slot * 8), u32(ring + slot * stage)
                 wait(full, parity)
                 acc = multiply(places, u32(here + part * (TILES * tile_bytes)), u32(here + piece), acc)
-                ptx.warp_barrier()
-                if lane == 0:
-                    ptx.mbarrier_arrive(u32(full + stages * 8))
+                arrive(u32(full + stages * 8), lane)
                 slot = u32(slot + 1)
                 if slot == stages:
                     slot, parity = u32(0), u32(parity ^ 1)
@@ -211,12 +210,7 @@ def build(packing, out_format, gated):
         ring = ptx.shared_address(cuda.shared.array(0, types.uint8))
         bars = u32(ring + bars_at)                                    # of full, then of empty
         m_tiles, strips = u32((rows + (TILE - 1)) // TILE), u32((n + (packed.STRIP - 1)) // packed.STRIP)
-        if ptx.thread_x() == 0:
-            for s in static_range(stages):
-                ptx.mbarrier_init(u32(bars + s * 8), u32(1))
-                ptx.mbarrier_init(u32(bars + (stages + s) * 8), u32(MULTIPLYING))
-            ptx.fence_block()
-        ptx.barrier()
+        make_barriers(bars, stages, 1, MULTIPLYING)
         ptx.wait_dependencies()
         if warp >= MULTIPLYING:
             registers_down(FEW)

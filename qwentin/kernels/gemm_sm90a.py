@@ -47,6 +47,7 @@ from .octet import format_of
 from .parity import Output
 from .ptx import u32, u64
 from .ptx_wgmma import registers_down, registers_up, wgmma, wgmma_commit, wgmma_fence, wgmma_result
+from .ring import arrive, make_barriers
 from .strips import silu, store_pair, wait
 from .unroll import static_range
 
@@ -182,9 +183,7 @@ def build(format, out_format, gated):
         else:
             low, high = issue(low, stage, group, 0), issue(high, stage, group, 1)
             low, high = result(low, 0), result(high, 0)
-        ptx.warp_barrier()
-        if lane == 0:
-            ptx.mbarrier_arrive(empty)
+        arrive(empty, lane)
         if scaled_blocks:
             high = added(high, c, s)
         return low, high
@@ -283,17 +282,12 @@ def build(format, out_format, gated):
 
     @kernel(threads=THREADS, shared=SHARED, whole=True)
     def gemm_sm90a(x: u64, x_scale: u64, w: u64, w_scale: u64, out: u64, rows: u32, n: u32, width: u32, deep: u32):
-        lane, warp, thread = ptx.lane(), u32(ptx.thread_x() // 32), ptx.thread_x()
+        lane, warp = ptx.lane(), u32(ptx.thread_x() // 32)
         memory = ptx.shared_address(cuda.shared.array(0, types.uint8))
         ring = u32(u32(memory + 1023) & 0xFFFFFC00)
         bars = u32(ring + BARS_AT)                                    # STAGES of full, STAGES of empty
         m_tiles, n_tiles = u32((rows + (TILE - 1)) // TILE), u32((n + (TILE - 1)) // TILE)
-        if thread == 0:
-            for s in static_range(STAGES):
-                ptx.mbarrier_init(u32(bars + s * 8), u32(1))
-                ptx.mbarrier_init(u32(bars + (STAGES + s) * 8), u32(4 * GROUPS))
-            ptx.fence_block()
-        ptx.barrier()
+        make_barriers(bars, STAGES, 1, 4 * GROUPS)
         ptx.wait_dependencies()
         if warp >= FETCHING:
             registers_down(FEW)

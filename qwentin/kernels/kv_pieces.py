@@ -15,6 +15,7 @@ from . import kv_tile, ptx
 from .build import lineless_device
 from .kv_tile import HEAD, PAGE
 from .ptx import u32, u64
+from .ring import arrive
 from .strips import wait
 from .unroll import static_range
 
@@ -30,14 +31,6 @@ def onward(slot, parity):
     """The next place of the ring."""
     after = u32(slot + 1)
     return ptx.select(after == DEPTH, u32(0), after), ptx.select(after == DEPTH, parity ^ 1, parity)
-
-
-@lineless_device
-def arrive(bar, lane):
-    """A warp has done its part of a piece."""
-    ptx.warp_barrier()
-    if lane == 0:
-        ptx.mbarrier_arrive(bar)
 
 
 @lineless_device
