@@ -24,7 +24,7 @@ from . import octet, ptx, reduce, shares
 from .activation import sigmoid
 from .build import device, kernel
 from .octet import format_of
-from .parity import Output
+from .parity import Output, real
 from .ptx import f32, u32, u64
 from .unroll import static_range
 
@@ -55,9 +55,8 @@ def ref(partial, stats, qkv, starts, lengths, tile, v_scale, heads):
                 m, l = stats[h // per, mine, i * per + h % per].astype(np.float64).T
                 w = np.exp2(m - m.max())
                 o = w @ partial[h // per, mine, i * per + h % per].astype(np.float64) / (w @ l)
-                gate = qkv[starts[r] + i, (2 * h + 1) * HEAD:(2 * h + 2) * HEAD]
-                gate = numerics.decode_bf16(gate) if gate.dtype == np.uint16 else gate
-                got[starts[r] + i, h] = o * v_scale / (1 + np.exp(-gate.astype(np.float64)))
+                gate = real(qkv[starts[r] + i, (2 * h + 1) * HEAD:(2 * h + 2) * HEAD])
+                got[starts[r] + i, h] = o * v_scale / (1 + np.exp(-gate))
     return dict(out=got)
 
 

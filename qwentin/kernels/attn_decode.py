@@ -44,7 +44,7 @@ from .build import device, kernel
 from .kv_tile import HEAD, PAGE
 from .octet import format_of
 from .online_softmax import LOWEST, WARPS
-from .parity import Output
+from .parity import Output, real
 from .ptx import f32, u32, u64
 from .unroll import static_range
 
@@ -61,12 +61,6 @@ SASS = {"sm_90a": ("HMMA.16816", "LDGSTS", "LDSM.16", "MUFU.EX2"),
 # 2^-14, which is the relative error of a weight, so 2 * 2^-14 more. Gate and merging: attn_combine.
 OUTPUTS = {"out": Output(rtol=2.0 ** -20, atol=2.0 ** -8 + 2.0 ** -13)}
 SCRATCH = ("partial", "stats")
-DECODE = {np.dtype(np.uint16): numerics.decode_bf16, np.dtype(np.uint8): numerics.E4M3.decode}
-
-
-def real(a):
-    """An array's elements as float64."""
-    return DECODE.get(a.dtype, np.asarray)(a).astype(np.float64)
 
 
 def ref(q, qkv, k_pages, v_pages, pages, starts, lengths, ancestors, k_scale, v_scale):

@@ -36,13 +36,12 @@ from numba.cuda import types
 from .. import numerics
 from . import attn_combine, kv_tile, ptx, shares
 from .activation import LOG2_E
-from .attn_decode import real
 from .build import kernel, lineless_device
 from .gate import store_gated
 from .kv_tile import HEAD, PAGE
 from .octet import format_of
 from .online_softmax import LOWEST, MINUS_INFINITY
-from .parity import Output
+from .parity import Output, real
 from .ptx import f32, u32, u64
 from .unroll import static_range
 

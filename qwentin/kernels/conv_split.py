@@ -37,7 +37,7 @@ from . import octet, plan as plans, ptx, reduce
 from .activation import sigmoid, silu, softplus
 from .build import device, kernel
 from .octet import format_of
-from .parity import Output
+from .parity import Output, real
 from .ptx import f32, u32, u64
 from .unroll import static_range
 
@@ -66,9 +66,6 @@ OUTPUTS = {"q": Q, "k": K, "v": V, "beta": GATE, "g": GATE, "window": MOVED, "pe
 
 def ref(projected, weight, decay, dt_bias, plan, parents, window, pending, k, v, beta, g, terms):
     """The formulas in float64, a sequence, a row and its ancestors at a time; only `mix` is rounded."""
-    def real(a):
-        return (a.astype(np.uint32) << 16).view(np.float32).astype(np.float64) if a.dtype == np.uint16 \
-            else a.astype(np.float64)
     (_, C), Nv, Nk = weight.shape, len(decay), k.shape[2]
     mix = projected[:, :C]
     if window.dtype != mix.dtype:

@@ -35,7 +35,7 @@ from .activation import sigmoid, silu, softplus
 from .build import device, kernel
 from .conv_split import EPS, GATE, HEAD, TAPS
 from .octet import format_of
-from .parity import Output
+from .parity import Output, real
 from .ptx import f32, u32, u64
 from .unroll import static_range
 
@@ -53,9 +53,6 @@ OUTPUTS = {"q": Output(rtol=2.0 ** -18, atol=2.0 ** -20), "k": Output(rtol=2.0 *
 
 def ref(span, projected, weight, decay, dt_bias, window, terms):
     """The formulas in float64."""
-    def real(a):
-        return (a.astype(np.uint32) << 16).view(np.float32).astype(np.float64) if a.dtype == np.uint16 \
-            else a.astype(np.float64)
     (slot, rows), (T, _), C, Nv = span[:2], projected.shape, weight.shape[1], len(decay)
     Nk = (C // HEAD - Nv) // 2
     x = real(projected[:rows])

@@ -21,11 +21,10 @@ import numpy as np
 from numba import cuda
 from numba.cuda import types
 
-from .. import numerics
 from . import ptx
 from .build import kernel
 from .octet import format_of
-from .parity import Output
+from .parity import Output, real
 from .ptx import u16, u32, u64
 from .unroll import static_range
 
@@ -43,8 +42,6 @@ OUTPUTS = {"out": Output(rtol=2.0 ** -20, atol=2.0 ** -11)}
 
 def ref(w, x, column, out):
     """The sum in float64; other columns as they were."""
-    def real(a):
-        return (numerics.decode_bf16(a) if a.dtype == np.uint16 else a).astype(np.float64)
     want = real(out)
     want[:, column:column + len(w)] = real(x) @ real(w).T
     return dict(out=want)

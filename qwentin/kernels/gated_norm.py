@@ -18,7 +18,7 @@ from . import octet, ptx, reduce
 from .activation import silu
 from .build import kernel
 from .octet import format_of
-from .parity import Output
+from .parity import Output, real
 from .ptx import f32, u32, u64
 from .unroll import static_range
 
@@ -36,8 +36,7 @@ OUTPUTS = {"out": Output(rtol=2.0 ** -17 + 2.0 ** -19, atol=1e-33)}
 def ref(o, projected, column, weight, eps):
     """The formula in float64; nothing is rounded."""
     z = projected[:, column:column + o.shape[1] * HEAD].reshape(o.shape)
-    z = ((z.astype(np.uint32) << 16).view(np.float32) if z.dtype == np.uint16 else z).astype(np.float64)
-    o = o.astype(np.float64)
+    z, o = real(z), real(o)
     return dict(out=o / np.sqrt((o * o).mean(-1, keepdims=True) + eps) * weight * (z / (1 + np.exp(-z))))
 
 

@@ -32,7 +32,7 @@ from .gemv import check_alpha, product, unit_of
 from .gemv import cost as gemv_cost
 from .gemv import make as make_gemv
 from .octet import format_of
-from .parity import Output
+from .parity import Output, real
 from .ptx import f32, u32, u64
 from .strips import TILES, silu, store_pair
 from .unroll import static_range
@@ -159,8 +159,7 @@ def ref(w, x, n, packing, alpha, gated):
     weights = packed.decode(packing, w, n).astype(np.float64)
     if packing.block == 16:
         weights *= np.repeat(alpha, 16)[:, None]
-    activations = (numerics.decode_bf16(x) if x.dtype == np.uint16 else x).astype(np.float64)
-    sums = activations @ weights.T
+    sums = real(x) @ weights.T
     if not gated:
         return dict(out=sums)
     gate, up = (sums.reshape(len(x), n // 32, 2, 16)[:, :, i].reshape(len(x), n // 2) for i in range(2))

@@ -8,9 +8,14 @@ from .. import numerics
 GUARD = 256                # bytes of guard before and after an output, one line of the widest access; keeps alignment
 # How each dtype is read: bits of bf16 lie in uint16, of e4m3 in uint8. Then what one rounding may cost: relative to a
 # normal number, and absolute, among the subnormals.
-DECODE = {"uint16": numerics.decode_bf16, "uint8": numerics.E4M3.decode, "float16": np.asarray, "float32": np.asarray}
+DECODE = {"uint16": numerics.decode_bf16, "uint8": numerics.E4M3.decode}
 ROUNDING = {"uint16": (2.0 ** -8, 2.0 ** -134), "uint8": (2.0 ** -4, 2.0 ** -10), "float16": (2.0 ** -11, 2.0 ** -25),
             "float32": (2.0 ** -24, 2.0 ** -150)}
+
+
+def real(array):
+    """The numbers that an array stands for, as float64."""
+    return DECODE.get(array.dtype.name, np.asarray)(array).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Output:
 
     def values(self, array):
         """The numbers an array stands for, as float64 (integers as they are)."""
-        return array if self.exact else DECODE[array.dtype.name](array).astype(np.float64)
+        return array if self.exact else real(array)
 
     def allowed(self, dtype, want):
         """The largest permitted |got - want| for each element."""

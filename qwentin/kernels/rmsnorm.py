@@ -20,7 +20,7 @@ import numpy as np
 from . import octet, ptx, reduce
 from .build import device, kernel
 from .octet import format_of
-from .parity import Output
+from .parity import Output, real
 from .ptx import f32, u64
 from .unroll import static_range
 
@@ -34,9 +34,6 @@ OUTPUTS = {"out": Output(rtol=2.0 ** -20), "hidden": Output(rtol=2.0 ** -24)}
 
 def ref(hidden, delta, weight, eps):
     """The formula in float64; nothing is rounded."""
-    def real(a):
-        return (a.astype(np.uint32) << 16).view(np.float32).astype(np.float64) if a.dtype == np.uint16 \
-            else a.astype(np.float64)
     h = real(hidden) if delta is None else real(hidden) + real(delta)
     return dict(hidden=h, out=h / np.sqrt((h * h).mean(-1, keepdims=True) + eps) * (1 + real(weight)))
 

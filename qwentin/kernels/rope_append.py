@@ -26,7 +26,7 @@ import numpy as np
 from . import octet, ptx, reduce
 from .build import device, kernel
 from .octet import format_of
-from .parity import Output
+from .parity import Output, real
 from .ptx import f32, u32, u64
 from .unroll import static_range
 
@@ -43,16 +43,6 @@ PER_TURN = 1 / (2 * np.pi)
 # sqrt(hd) = 16 times 1 + weight < 2, and two of them meet in a rotation: 2 * 32 * 2^-20. The rest as in rmsnorm.
 ROTATED = Output(rtol=2.0 ** -19, atol=2.0 ** -14)
 OUTPUTS = {"q": ROTATED, "k_pages": ROTATED, "v_pages": Output(rtol=2.0 ** -22)}
-
-
-def real(a):
-    """What an array's elements are, as float64: uint16 holds bf16 bits, uint8 e4m3 codes."""
-    if a.dtype == np.uint16:
-        return (a.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    if a.dtype == np.uint8:
-        e, m = a >> 3 & 15, (a & 7).astype(np.float64)
-        return np.where(a > 127, -1.0, 1.0) * np.where(e == 0, m * 2.0 ** -9, (m + 8) * 2.0 ** (e.astype(float) - 10))
-    return a.astype(np.float64)
 
 
 def ref(qkv, q_weight, k_weight, inv_freq, positions, places, heads, k_pages, v_pages, k_scale, v_scale, magnitude, eps):

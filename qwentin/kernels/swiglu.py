@@ -15,7 +15,7 @@ from . import octet, ptx
 from .activation import silu
 from .build import kernel
 from .octet import format_of
-from .parity import Output
+from .parity import Output, real
 from .ptx import u64
 from .unroll import static_range
 
@@ -30,8 +30,7 @@ OUTPUTS = {"out": Output(rtol=2.0 ** -17, atol=1e-33)}
 
 def ref(gate_up):
     """The formula in float64; nothing is rounded."""
-    x = (gate_up.astype(np.uint32) << 16).view(np.float32) if gate_up.dtype == np.uint16 else gate_up
-    gate, up = np.split(x.astype(np.float64), 2, axis=-1)
+    gate, up = np.split(real(gate_up), 2, axis=-1)
     return dict(out=gate / (1 + np.exp(-gate)) * up)
 
 
