@@ -32,8 +32,7 @@ from .octet import format_of
 from .online_softmax import LOWEST, MINUS_INFINITY
 from .ptx import f32, u32, u64
 from .ptx_wgmma import wgmma, wgmma_commit, wgmma_fence, wgmma_wait
-from .ring import arrive, make_barriers
-from .strips import wait
+from .ring import arrive, make_barriers, wait
 from .unroll import static_range
 
 GROUPS = 2                    # warpgroups that multiply

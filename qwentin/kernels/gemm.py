@@ -27,6 +27,7 @@ from numba.cuda import types
 
 from .. import numerics
 from . import packed, ptx
+from .activation import silu
 from .build import kernel, lineless_device
 from .gemv import check_alpha, product, unit_of
 from .gemv import cost as gemv_cost
@@ -34,7 +35,7 @@ from .gemv import make as make_gemv
 from .octet import format_of
 from .parity import Output, real
 from .ptx import f32, u32, u64
-from .strips import TILES, silu, store_pair
+from .strips import TILES, store_pair
 from .unroll import static_range
 
 HALVES = 2                            # warps that share two tiles of w, each with its part of the rows

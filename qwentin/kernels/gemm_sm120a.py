@@ -41,6 +41,7 @@ from numba.cuda import types
 
 from .. import numerics
 from . import gemm_sm90a, packed, ptx, registers
+from .activation import silu
 from .build import kernel, lineless_device
 from .gemv import make as make_gemv
 from .gemv import scaled
@@ -49,8 +50,8 @@ from .octet import format_of
 from .packed import Packing
 from .ptx import f32, u32, u64
 from .ptx_wgmma import registers_down, registers_up
-from .ring import arrive, make_barriers
-from .strips import SHARED, TILES, added, silu, store_pair, wait
+from .ring import arrive, make_barriers, wait
+from .strips import SHARED, TILES, added, store_pair
 from .unroll import static_range
 
 TILE, TILE_BYTES = gemm_sm90a.TILE, gemm_sm90a.TILE_BYTES

@@ -42,13 +42,14 @@ from numba.cuda import types
 
 from .. import numerics
 from . import ptx
+from .activation import silu
 from .build import kernel, lineless_device
 from .octet import format_of
 from .parity import Output
 from .ptx import u32, u64
 from .ptx_wgmma import registers_down, registers_up, wgmma, wgmma_commit, wgmma_fence, wgmma_result
-from .ring import arrive, make_barriers
-from .strips import silu, store_pair, wait
+from .ring import arrive, make_barriers, wait
+from .strips import store_pair
 from .unroll import static_range
 
 TILE = 128                    # rows of a tile, bytes of its rows

@@ -15,8 +15,7 @@ from . import kv_tile, ptx
 from .build import lineless_device
 from .kv_tile import HEAD, PAGE
 from .ptx import u32, u64
-from .ring import arrive
-from .strips import wait
+from .ring import arrive, wait
 from .unroll import static_range
 
 KEYS = 64                     # of a tile

@@ -27,3 +27,17 @@ def arrive(bar, lane):
     ptx.warp_barrier()
     if lane == 0:
         ptx.mbarrier_arrive(bar)
+
+
+@lineless_device
+def wait(bar, parity):
+    """Until the phase of an mbarrier is over."""
+    while ptx.mbarrier_try(bar, parity) == 0:
+        pass
+
+
+@lineless_device
+def poll(bar, parity):
+    """The same before sm_90."""
+    while ptx.mbarrier_test(bar, parity) == 0:
+        pass

@@ -36,8 +36,10 @@ from numba import cuda
 from numba.cuda import types
 
 from . import folded_norm, packed, ptx
+from .activation import silu
 from .build import kernel, lineless_device
 from .ptx import f32, u32, u64
+from .ring import poll, wait
 from .unroll import static_range
 
 TILES = 2                             # row tiles of a warp: a fragment of x is loaded once for both
@@ -52,7 +54,6 @@ DEPTH = 3
 MOST_STAGES = 8                       # what room for barriers is reckoned with
 SHARED = 99 << 10                     # bytes a block may have on every device since sm_86; an H200 has 227 KB
 EMPTY = 0xFFFFFFFF
-LOG2_E = 1.4426950408889634
 WRITTEN, READ = 1, 2                  # named barriers around the sums in shared memory
 MAX_ROWS = 32
 
@@ -77,20 +78,6 @@ def queue(stream, made, w, x, x_scales, alpha, out, work, rows, n, k, blocks, de
 
 
 @lineless_device
-def wait(bar, parity):
-    """Until the phase of an mbarrier is over."""
-    while ptx.mbarrier_try(bar, parity) == 0:
-        pass
-
-
-@lineless_device
-def poll(bar, parity):
-    """The same before sm_90."""
-    while ptx.mbarrier_test(bar, parity) == 0:
-        pass
-
-
-@lineless_device
 def added(a, b):
     return a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]
 
@@ -98,12 +85,6 @@ def added(a, b):
 @lineless_device
 def words_of(x):
     return ptx.bits_f32(x[0]), ptx.bits_f32(x[1]), ptx.bits_f32(x[2]), ptx.bits_f32(x[3])
-
-
-@lineless_device
-def silu(x):
-    """x / (1 + e^-x); the power may be infinite."""
-    return x * ptx.reciprocal(1.0 + ptx.exp2(x * -LOG2_E))
 
 
 @lineless_device
