@@ -40,7 +40,7 @@ def span(array):
     return array.ctypes.data, array.nbytes
 
 
-@functools.cache
+@functools.lru_cache(64)                # more than a tower launches; each takes 5 to 30 MB
 def program(kernel, chip):
     """A kernel's PTX, parsed for the emulator."""
     return emulator.load(kernel.ptx(chip))
