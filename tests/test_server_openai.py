@@ -86,9 +86,11 @@ def test_cut_inside_the_thought(client):
 
 
 def test_seed(client):
+    """Trees of guesses round otherwise than steps of one row: these seeds' numbers keep 0.008 from the edges of their tokens
+    (7 came within 2e-8 of one, and once fell on the other side)."""
     options = dict(temperature=1.5, max_completion_tokens=40, extra_body={"top_k": 0, "top_p": 1.0})
-    first, _ = both(client, STORY, seed=7, **options)
-    other, _ = both(client, STORY, seed=8, **options)
+    first, _ = both(client, STORY, seed=153, **options)
+    other, _ = both(client, STORY, seed=173, **options)
     text = lambda answer: answer.choices[0].message.reasoning_content + answer.choices[0].message.content
     assert text(first) != text(other)
 
