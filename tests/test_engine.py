@@ -177,8 +177,8 @@ def test_several_choices(engine, ask):
 
 
 def test_seed_and_batch_neighbours(ask):
-    """The same seed gives the same text beside other traffic (logits may differ in the last bits; draws do not; 1e-3 and more
-    lie between this seed's and the edges of their tokens)."""
+    """The same seed gives the same text beside other traffic: logits may differ in the last bits, draws do not, and those of
+    this seed keep 0.02 from the edges of their tokens."""
     sampling = SamplingParams(temperature=0.8, seed=62)
     alone = ask(OPEN, sampling=sampling, max_tokens=20).text()
     readers = [ask(OPEN, sampling=replace(sampling, seed=s), max_tokens=20, wait=False) for s in (1, 62, 2)]

@@ -61,6 +61,15 @@ def decode(model, seed):
     return tuple(text)
 
 
+def distance(model, seed, text):
+    """How near a number of the seed comes to an edge between tokens, while it chooses this text."""
+    sampler, least = Sampler(SamplingParams(seed=seed), np.zeros(1, np.int32), model.tokenizer.size), 1.0
+    for at in range(len(text)):
+        _, probabilities = sampler.distribution(model.plain(*text[:at]))
+        least = min(least, np.abs(np.cumsum(probabilities)[:-1] - sampler.random.random()).min(initial=1.0))
+    return least
+
+
 def speculate(model, seed, hopeful=0.0):
     """By walking trees; a `hopeful` walk takes a child in that share of the cases where the chosen token is none."""
     sampler, text = Sampler(SamplingParams(seed=seed), np.zeros(1, np.int32), model.tokenizer.size), []
@@ -117,7 +126,11 @@ def test_a_hopeful_rule_is_found_out(models):
 
 @pytest.mark.parametrize("number", range(len(PROMPTS)))
 def test_one_seed_gives_one_text(models, number):
-    assert samples(models[number], decode, 0, 200) == samples(models[number], speculate, 0, 200)
+    """But for seeds with a number so near the edge between two tokens that float32 sums in another order may cross it."""
+    plain = samples(models[number], decode, 0, 200)
+    sure = [seed for seed, text in enumerate(plain) if distance(models[number], seed, text) > 1e-6]
+    assert len(sure) > 190
+    assert [plain[seed] for seed in sure] == [speculate(models[number], seed) for seed in sure]
 
 
 def test_trees_have_several_branches(models):

@@ -15,7 +15,8 @@ ROUNDING = {"uint16": (2.0 ** -8, 2.0 ** -134), "uint8": (2.0 ** -4, 2.0 ** -10)
 
 def real(array):
     """The numbers that an array stands for, as float64."""
-    return DECODE.get(array.dtype.name, np.asarray)(array).astype(np.float64)
+    with np.errstate(invalid="ignore"):                          # poison may be a signalling NaN
+        return DECODE.get(array.dtype.name, np.asarray)(array).astype(np.float64)
 
 
 @dataclass(frozen=True)
