@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 
 log = logging.getLogger("qwentin.engine")
@@ -90,7 +91,7 @@ class Alarm:
         self.who: list = []
         self.rang = False
         self.limit = 0.0
-        self.idle = False               # the thread waits for a round
+        self.wakes = 0.0                # when the thread looks again by itself
         self.thread: threading.Thread | None = None
 
     def begin(self, limit: float, who: list) -> None:
@@ -100,7 +101,7 @@ class Alarm:
             if self.thread is None:
                 self.thread = threading.Thread(target=self.watch, name="alarm", daemon=True)
                 self.thread.start()
-            elif self.idle:
+            elif self.ends < self.wakes:
                 self.changed.notify()
 
     def end(self) -> bool:
@@ -112,14 +113,10 @@ class Alarm:
     def watch(self) -> None:
         while True:
             with self.changed:
-                if self.ends is None:
-                    self.idle = True
-                    self.changed.wait()
-                    self.idle = False
-                    continue
-                left = self.ends - monotonic()
+                self.wakes = inf if self.ends is None else self.ends
+                left = self.wakes - monotonic()
                 if left > 0:
-                    self.changed.wait(left)
+                    self.changed.wait(None if left == inf else left)
                     continue
                 self.ends, self.rang = None, True
                 try:

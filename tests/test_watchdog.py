@@ -79,7 +79,9 @@ def test_small_ladders():
 def test_the_alarm_rings_once_and_only_if_the_round_hangs():
     rung = []
     alarm = Alarm(lambda who, limit: rung.append((who, limit)))
-    alarm.begin(60.0, ["fast"])
+    alarm.begin(3600.0, ["fast"])
+    while not alarm.wakes:
+        time.sleep(0.005)
     assert alarm.end() is False
     alarm.begin(0.02, ["slow"])
     while not rung:
