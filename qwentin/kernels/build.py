@@ -24,8 +24,9 @@ from unittest import mock
 
 from cuda.bindings import nvjitlink
 from numba import cuda
-from numba.cuda import dispatcher
+from numba.cuda import compiler, dispatcher
 from numba.cuda import types as numba_types
+from numba.cuda.core.compiler_lock import global_compiler_lock
 
 from ..config import cache_directory
 from . import nvrtc
@@ -130,11 +131,22 @@ def headless(cc):
 def compiled(kernel, chip, output):
     """numba's output for a kernel: "ptx" text or "ltoir" bytes."""
     cc = capability(chip)
-    with headless(cc):
-        code, _ = cuda.compile(kernel.function, numba_types.void(*kernel.signature), device=False, abi="numba", cc=cc,
-                               lineinfo=output == "ptx",       # NVRTC's LTO-IR has another debug format: no mixing
-                               output=output, launch_bounds=(kernel.threads, kernel.min_blocks))
-    return code
+    with headless(cc), global_compiler_lock:
+        library = lowered(kernel, output)
+        return library.get_ltoir(cc=cc) if output == "ltoir" else library.get_asm_str(cc=cc)
+
+
+@functools.lru_cache(8)                 # for the next chip; some are megabytes
+def lowered(kernel, output):
+    """A kernel in NVVM's language, which is the same for all chips; by far the longest step of a compilation.
+
+    cuda.compile does this and the next step for one chip. numba has no public name for the half.
+    """
+    library, _ = compiler._compile_pyfunc_with_fixup(
+        kernel.function, numba_types.void(*kernel.signature), device=False, abi="numba", cc=capability(CHIPS[0]),
+        lineinfo=output == "ptx",       # NVRTC's LTO-IR has another debug format: no mixing
+        launch_bounds=(kernel.threads, kernel.min_blocks), lto=output == "ltoir")
+    return library
 
 
 @functools.cache
